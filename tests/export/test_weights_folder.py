@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ import torch
 from PIL import Image
 
 from tests.conftest import TINY
-from tests.export.conftest import Saved, network, normalised, pixels
+from tests.export.conftest import PREPROCESSING, Saved, network, normalised, pixels
+from tests.models.tiny_models import TINY as NETWORKS
 from tests.trained import CPU, do
 from vitctl.data.images.transforms import EvalTransform
+from vitctl.errors import CheckpointError
+from vitctl.export import weights_folder
 from vitctl.jobs.inputs.weights import find_weights
-from vitctl.models.weights.weights_file import read_weights
+from vitctl.models.build import build
+from vitctl.models.weights.weights_file import read_weights, save_weights
 
 Exported = Callable[..., dict[str, Any]]
 SQUARE = {"eval_method": "square", "eval_resize": 0, "resample": "bilinear_antialias"}
@@ -80,6 +85,17 @@ def test_folder__files_of_the_user_stay_beside_a_second_export(
     assert not [path for path in (tmp_path / "run").iterdir() if path.name.endswith(".partial")]
 
 
+def test_export__nothing_is_kept_unless_every_format_fits(
+    saved: Saved, exported: Exported, tmp_path: Path
+) -> None:
+    """Formats before the one that is refused were written and kept."""
+    with pytest.raises(CheckpointError, match=r"torchvision: torchvision cannot hold .*holds every model$"):
+        exported(saved(**SQUARE), "safetensors", "timm", "torchvision", "onnx")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert not names & {"model.safetensors", "timm", "torchvision", "model.onnx"}
+    assert not [name for name in names if name.endswith(".partial")]
+
+
 def test_card__says_what_is_known(exported: Exported, trained: Path, tiny_data: Path, tmp_path: Path) -> None:
     """Results of the run and of the images given, digests, licence.
 
@@ -110,6 +126,31 @@ def test_card__says_what_is_known(exported: Exported, trained: Path, tiny_data: 
     assert (head.license, head.license_name) == ("other", "CC BY 4.0")
 
 
+@pytest.mark.parametrize(("to", "gelu"), [("torchvision", "erf"), ("google", "tanh")])
+@pytest.mark.parametrize("eps", [1e-6, 1e-5])
+def test_card__its_usage_runs_and_vitctl_opens_the_folder(
+    to: str, gelu: str, eps: float, exported: Exported, tmp_path: Path
+) -> None:
+    if to == "google" and eps != 1e-6:
+        pytest.skip("its norm eps is fixed")
+    config = replace(NETWORKS["vit"], image_size=32, gelu=gelu, norm_eps=eps)
+    save_weights(tmp_path / "w.safetensors", build(config, seed=0).state_dict(), config, PREPROCESSING)
+    exported(tmp_path / "w.safetensors", to)
+    folder = tmp_path / "run" / to
+    assert read_weights(folder).meta["class_names"] == PREPROCESSING["class_names"]
+    bullets = [
+        line.removeprefix("- ").replace("FOLDER", str(folder))
+        for line in (folder / "README.md").read_text().partition("## Results")[0].splitlines()
+        if line.startswith("- ")
+    ]
+    code = bullets[0].partition(", where MODEL")[0].partition(", whose")[0]
+    known: dict[str, Any] = {"numpy": np}
+    if to == "torchvision":
+        exec(bullets[0].rpartition("; ")[2], known)
+        known["MODEL"] = eval(bullets[1], known)
+    assert eval(code, known)
+
+
 def test_card__has_the_result_of_the_run_and_that_of_other_images(
     exported: Exported, trained: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
@@ -126,6 +167,18 @@ def test_card__of_weights_alone_knows_no_result(saved: Saved, exported: Exported
     assert "None is known of exactly these weights" in text
     assert "- licence of the images: not known" in text
     assert "license:" not in text
+
+
+def test_card__means_are_a_paragraph(
+    saved: Saved, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backslash and an n stood before it."""
+    numbers = {"accuracy": 0.5, "correct": 1, "total": 2, "mean_per_class": 0.25}
+    used = {"split": "test", "data_source": "photos", "data_sha256": "1"}
+    monkeypatch.setattr(weights_folder, "_result", lambda _found: {"metrics": numbers, "provenance": used})
+    exported(saved(**SQUARE), "hf")
+    text = (tmp_path / "run" / "hf" / "README.md").read_text()
+    assert "|\n\ntest of photos: mean accuracy per class 25.00%.\n" in text
 
 
 def test_card__a_result_of_other_weights_is_not_told(

@@ -14,7 +14,7 @@ MOVES = {
     "engine/checkpoint.py:save_checkpoint": "a finished folder takes its place",
     "engine/checkpoint.py:set_aside_after": "a folder gets another name",
     "engine/checkpoint.py:remove_folders": "a folder gets another name, and goes",
-    "export/export.py:_write_verified": "verified files take their place",
+    "export/export.py:_keep": "verified files take their place",
     "models/weights/download.py:_download": "it resumes where an earlier download stopped, so that the "
     "unfinished file has one name",
 }
@@ -35,7 +35,7 @@ WRITES = {
     "system/files.py:atomic_write": "the one writer",
     "system/files.py:open_lock": "O_NOFOLLOW",
     "system/remote.py:_free_slot": "O_NOFOLLOW",
-    "export/graph_files.py:write_onnx": "in a folder of its own, from which `_write_verified` moves it",
+    "export/graph_files.py:write_onnx": "in a folder of its own, from which `_keep` moves it",
     "data/source/hashing.py:_no_links": "the opener, in a file that runs alone",
 }
 _READ_ONLY = {"os.O_RDONLY", "os.O_CLOEXEC", "os.O_NONBLOCK", "os.O_DIRECTORY", "_READ"}

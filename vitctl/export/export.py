@@ -114,8 +114,8 @@ class Exported:
 def export(
     recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: StopFlag | None = None
 ) -> RunResult:
-    """Write weights.source as export.to, verify each file by reading it back, and delete it if it does not
-    agree.
+    """Write weights.source as export.to and verify each file by reading it back. The files are kept if all
+    agree, otherwise none.
 
     An ONNX file or a `torch.export` program takes uint8 images [B, 3, S, S] (RGB, 0..255), already resized,
     or with export.include_preprocess photographs [B, H, W, 3]; the value range is inside the graph, and class
@@ -131,7 +131,7 @@ def export(
 
     Raises:
         CheckpointError: a written file disagrees with the model, or loses accuracy; it is not kept.
-        Stopped: a signal came; the files of earlier formats are complete and verified.
+        Stopped: a signal came; no file is kept.
     """
     stop = StopFlag() if stop is None else stop
     options = recipe.export
@@ -175,28 +175,32 @@ def export(
     name = Path(options.file).stem if options.file else "model"
     files: dict[str, str] = {}
     metrics: dict[str, dict[str, Any]] = {"max_difference": {}, "answers_changed": {}, "scores": {}}
-    for to in options.to:
+
+    def request(row: ExportFormat) -> ExportRequest:
         stop.check()
-        row = FORMATS[to]
         graph = _graph(found, plain, options) if row.is_graph else plain if row.in_folder else own
         resizing = check(row) if graph.preprocess is None else None
-        done = _write_verified(
-            ExportRequest(row, found, graph, run_dir, name, options, resizing, images, model_score)
-        )
-        place, left = _copied(done, Path(options.file), row) if options.file else (done.path, [])
-        files[to], metrics["max_difference"][to] = str(place), done.difference
-        if resizing is not None:
-            metrics["answers_changed"][to] = {"changed": resizing.changed, "total": resizing.total}
-        if done.scores:
-            metrics["scores"][to] = done.scores
-        journal.write(
-            "export",
-            step=0,
-            path=files[to],
-            difference=done.difference,
-            batch_sizes=list(options.batch_sizes),
-            notes=[*done.notes, *left],
-        )
+        return ExportRequest(row, found, graph, run_dir, name, options, resizing, images, model_score)
+
+    with ExitStack() as asides:
+        written = [asides.enter_context(_verified(request(FORMATS[to]))) for to in dict.fromkeys(options.to)]
+        for one, aside, done in written:
+            _keep(aside, done)
+            to, resizing = one.row.name, one.resizing
+            place, left = _copied(done, Path(options.file), one.row) if options.file else (done.path, [])
+            files[to], metrics["max_difference"][to] = str(place), done.difference
+            if resizing is not None:
+                metrics["answers_changed"][to] = {"changed": resizing.changed, "total": resizing.total}
+            if done.scores:
+                metrics["scores"][to] = done.scores
+            journal.write(
+                "export",
+                step=0,
+                path=files[to],
+                difference=done.difference,
+                batch_sizes=list(options.batch_sizes),
+                notes=[*done.notes, *left],
+            )
     return RunResult(
         "export",
         "done",
@@ -242,9 +246,10 @@ def _graph(found: FoundWeights, plain: Raw, options: Export) -> Raw:
     ).eval()
 
 
-def _write_verified(request: ExportRequest) -> Exported:
-    """Write a file aside, open it, compare it with the model, and move it into the run: completely, or not
-    at all.
+@contextmanager
+def _verified(request: ExportRequest) -> Iterator[tuple[ExportRequest, Path, Exported]]:
+    """Write a file aside, open it and compare it with the model. Yield the folder with it, which `_keep`
+    empties into the run, and what it will be there.
     """
     row, options, images = request.row, request.options, request.images
     home = request.run_dir / row.name if row.in_folder else request.run_dir
@@ -259,21 +264,28 @@ def _write_verified(request: ExportRequest) -> Exported:
             scored = score(file, opened[str(file)].run, inputs, images)
             scores, text = compare(file, scored, request.model_score(), images, options.max_accuracy_loss)
             lines.append(text)
-        # The file itself comes last, because it refers to the others.
-        beside = sorted(path for path in aside.iterdir() if path != file)
-        for path in (*beside, file):
-            flush(path)
-        home.mkdir(exist_ok=True)
-        for path in (*beside, file):
-            path.replace(home / path.name)
-        flush(home)
-    return Exported(
-        home / file.name,
-        [home / path.name for path in beside],
-        max(differences),
-        [*notes[:1], *lines, *notes[1:], *request.resizing_note],
-        scores,
-    )
+        yield (
+            request,
+            aside,
+            Exported(
+                home / file.name,
+                sorted(home / path.name for path in aside.iterdir() if path != file),
+                max(differences),
+                [*notes[:1], *lines, *notes[1:], *request.resizing_note],
+                scores,
+            ),
+        )
+
+
+def _keep(aside: Path, done: Exported) -> None:
+    """Move a verified file and those beside it to where they belong."""
+    paths = (*done.beside, done.path)  # the file itself comes last, because it refers to the others
+    for path in paths:
+        flush(aside / path.name)
+    done.path.parent.mkdir(exist_ok=True)
+    for path in paths:
+        (aside / path.name).replace(path)
+    flush(done.path.parent)
 
 
 def _opened(request: ExportRequest, file: Path) -> dict[str, Opened]:

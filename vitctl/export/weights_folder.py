@@ -156,7 +156,7 @@ def _score_rows(request: ExportRequest, result: dict[str, Any]) -> Iterator[str]
     for name, numbers, _ in rows:
         means = [f"{text} {numbers[key]:.2%}" for key, text in METRICS.items() if numbers.get(key)][1:]
         if means:
-            yield f"\n{name}: {', '.join(means)}."
+            yield from ("", f"{name}: {', '.join(means)}.")
 
 
 def _result(found: FoundWeights) -> dict[str, Any]:

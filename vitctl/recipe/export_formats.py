@@ -132,6 +132,8 @@ _ROWS = (
         readers=(("torchvision", "vitctl.export.other_programs:open_torchvision"),),
         reader="torchvision's transform",
         resizing="torchvision",
+        usage="MODEL.load_state_dict(safetensors.torch.load_file('FOLDER/model.safetensors')), "
+        "where MODEL is below; import functools, safetensors.torch, torch, torchvision",
     ),
     ExportFormat(
         name="google",
@@ -139,6 +141,7 @@ _ROWS = (
         what="a folder with a `.npz` in the paper authors' format and a README.md",
         reader="the authors' code",
         resizing="square, no antialias",
+        usage="numpy.load('FOLDER/model.npz'), whose arrays have the names of the authors' checkpoints",
     ),
 )
 FORMATS: dict[str, ExportFormat] = {row.name: row for row in _ROWS}

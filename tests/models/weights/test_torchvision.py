@@ -1,9 +1,9 @@
 """torchvision itself reads what we write and computes the same, and we read what it writes."""
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ def from_note(note: str) -> nn.Module:
     """The model that the first note names."""
     import torchvision
 
-    return eval(note, {"torchvision": torchvision, "partial": partial, "torch": torch}).eval()
+    return eval(note, {"torchvision": torchvision, "functools": functools, "torch": torch}).eval()
 
 
 @pytest.mark.parametrize("change", [{}, {"representation_size": 24}, {"norm_eps": 1e-5}], ids=str)

@@ -36,6 +36,7 @@ FILE_NAMES = tuple(
     for name in ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors")
     for end in ("", INDEX)
 )
+NPZ = "model.npz"  # of an export; on a hub such a file is named
 # What the formats of other programs keep beside their weights.
 CONFIG, PREPROCESSOR, OPEN_CLIP = BESIDE = (
     "config.json",
@@ -60,7 +61,8 @@ def locate(source: str | Path, fetch: Fetch) -> Path:
     path = Path(source).expanduser()
     if not path.is_dir():
         return path
-    return next((path / name for name in FILE_NAMES if (path / name).exists()), path / FILE_NAMES[0])
+    names = (*FILE_NAMES, NPZ)
+    return next((path / name for name in names if (path / name).exists()), path / FILE_NAMES[0])
 
 
 def _from_hub(source: str, fetch: Fetch) -> Path:

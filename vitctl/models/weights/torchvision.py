@@ -86,7 +86,7 @@ def _notes(config: ViTConfig, meta: Json) -> Iterator[str]:
     eps = given.pop("norm_eps")
     shown = [f"{key}={value}" for key, value in given.items()]
     if eps != NORM_EPS:
-        shown.append(f"norm_layer=partial(torch.nn.LayerNorm, eps={eps:g})")
+        shown.append(f"norm_layer=functools.partial(torch.nn.LayerNorm, eps={eps:g})")
     yield f"torchvision.models.VisionTransformer({', '.join(shown)})"
     if meta:
         yield "a torchvision state dict has no place for class names and pre-processing"

@@ -28,7 +28,7 @@ from vitctl.models.weights.containers import (
     save_tensors,
     write_json,
 )
-from vitctl.models.weights.download import BESIDE, CONFIG, FILE_NAMES, Fetch, locate
+from vitctl.models.weights.download import BESIDE, CONFIG, FILE_NAMES, NPZ, Fetch, locate
 from vitctl.models.weights.download import fetch as download
 from vitctl.models.weights.header import FORMAT, OWN_KEY, check_named, own_header
 from vitctl.models.weights.json_keys import Known, checked
@@ -61,7 +61,7 @@ LAYOUTS: tuple[WeightsLayout, ...] = (
     torchvision.LAYOUT,
 )
 TARGETS = ("safetensors", "google", "timm", "hf", "torchvision")
-_FILE_NAMES = {"safetensors": FILE_NAMES[0], "npz": "model.npz"}
+_FILE_NAMES = {"safetensors": FILE_NAMES[0], "npz": NPZ}
 # What is used of any config.json, mostly what an export of ours records.
 _OURS = Known(
     {
@@ -359,7 +359,10 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
                 f"to safetensors or onnx, or to a folder of timm or hf"
             )
     if problems:
-        raise CheckpointError(f"{path}: {row.title} cannot hold this model: {'; '.join(problems)}")
+        raise CheckpointError(
+            f"{path}: {row.title} cannot hold this model: {'; '.join(problems)}; safetensors "
+            f"holds every model"
+        )
     if to == "hf" and path.suffix == suffix:
         raise CheckpointError(
             f"{path}: {row.title} is a folder with several files; give the name of a folder"
