@@ -356,7 +356,7 @@ def test_sample__prints_our_five_best(
 ) -> None:
     exported(saved(**rule, exif_orientation=turned), "onnx", **{"export.include_preprocess": inside})
     program = tmp_path / "run" / "model.py"
-    assert len(program.read_text().splitlines()) <= 14
+    assert len(program.read_text().splitlines()) <= 15
     coarse = np.random.default_rng(1).integers(0, 256, (9, 12, 3))
     pixels = np.kron(coarse, np.ones((9, 9, 1))).astype(np.uint8)
     exif = Image.Exif()
@@ -365,6 +365,9 @@ def test_sample__prints_our_five_best(
     monkeypatch.setattr(sys, "argv", [str(program), str(tmp_path / "photo.png")])
     capsys.readouterr()
     runpy.run_path(str(program), run_name="__main__")
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    with pytest.raises(SystemExit, match=r"^usage: python .*model\.py PHOTOGRAPH$"):
+        runpy.run_path(str(program), run_name="__main__")
     shown = np.ascontiguousarray(np.rot90(pixels, -1)) if turned is not False else pixels
     transform = EvalTransform(
         32,

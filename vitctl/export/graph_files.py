@@ -154,7 +154,7 @@ def _described(request: ExportRequest) -> dict[str, Any]:
 
 
 def sample_program(meta: dict[str, Any], model: Raw) -> str:
-    """Return ten lines of Python that print a photograph's five best classes, or without a head its
+    """Return a dozen lines of Python that print a photograph's five best classes, or without a head its
     features, for the user to start from.
 
     Args:
@@ -169,6 +169,7 @@ def sample_program(meta: dict[str, Any], model: Raw) -> str:
         "import json, pathlib, sys",
         "import numpy, onnxruntime",
         f"from PIL import Image{', ImageOps' if 'ImageOps' in opened else ''}",
+        'if len(sys.argv) != 2: sys.exit(f"usage: python {sys.argv[0]} PHOTOGRAPH")',
         'session = onnxruntime.InferenceSession(pathlib.Path(__file__).with_suffix(".onnx"))',
         f'image = {opened}.convert("RGB")',
         *([] if inside or "eval_method" not in meta else _resizing_lines(meta)),
