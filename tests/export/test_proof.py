@@ -26,6 +26,7 @@ from vitctl.export import weights_folder
 from vitctl.models.build import Model, build
 from vitctl.models.weights.meta import distinct
 from vitctl.models.weights.weights_file import read_weights, save_weights
+from vitctl.recipe.export_formats import FORMATS as EXPORT_FORMATS
 
 Exported = Callable[..., dict[str, Any]]
 FORMATS = ("onnx", "pt2", "safetensors", "timm", "hf", "torchvision", "google")
@@ -135,11 +136,15 @@ def test_answers__what_the_other_program_cannot_open_is_not_kept(
     assert not (tmp_path / "run" / "hf").exists()
 
 
-def test_answers__a_lone_file_of_a_sigmoid_is_refused(
-    exported: Exported, saved: Saved, tmp_path: Path
+@pytest.mark.parametrize("to", [name for name, row in EXPORT_FORMATS.items() if row.in_folder])
+def test_answers__a_lone_file_is_refused_where_files_beside_it_tell_them(
+    exported: Exported, saved: Saved, tmp_path: Path, to: str
 ) -> None:
-    with pytest.raises(RecipeError, match="weights alone do not say that they answer by a sigmoid"):
-        exported(saved(loss="sigmoid"), "timm", **{"export.file": str(tmp_path / "lone.safetensors")})
+    """It was called verified, and read back without names, and with another GELU and number of heads."""
+    lone = tmp_path / f"lone{EXPORT_FORMATS[to].ending}"
+    with pytest.raises(RecipeError, match=rf"weights of {to} alone lack .* --out {tmp_path}/lone$"):
+        exported(saved(), to, **{"export.file": str(lone)})
+    assert not lone.exists()
 
 
 @pytest.mark.parametrize("kept", ["mean", "class_names", "exif_orientation", "temperature_sha256"])

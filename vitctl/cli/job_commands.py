@@ -259,7 +259,7 @@ def export(
     recipe: RecipeName = "export",
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Run folder, or with a single --to the weights file to write"),
+        typer.Option("--out", "-o", help="Run folder, or the file of a single --to onnx, pt2 or safetensors"),
     ] = None,
     set_: Set = None,
 ) -> None:
@@ -273,8 +273,9 @@ def export(
     formats = [row.name for row in FORMATS.values() if out is not None and out.suffix == row.ending]
     if out is not None and formats:
         if to and not set(to) & set(formats):
+            single = [name for name in formats if not FORMATS[name].in_folder] or formats
             raise RecipeError(
-                f"--out {out}: a {out.suffix} file is for --to {', '.join(formats)}, "
+                f"--out {out}: a {out.suffix} file is for --to {', '.join(single)}, "
                 f"not for --to {', '.join(to)}"
             )
         flags["--out"] = ("export.file", str(out))

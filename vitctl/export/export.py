@@ -37,7 +37,6 @@ from vitctl.export.resizing import Resizing, ResizingCheck, stored_transform
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
 from vitctl.jobs.record.result import RunResult, data_used
 from vitctl.jobs.training import weights_scored
-from vitctl.models.weights.meta import activation_of
 from vitctl.recipe.export_formats import FORMATS, ExportFormat
 from vitctl.recipe.schema import ExportRecipe
 from vitctl.recipe.sections import Export
@@ -137,16 +136,8 @@ def export(
     options = recipe.export
     found = weights_of(recipe)
     config = found.weights.config
-    activation = activation_of(found.weights.meta, config.num_classes)
     refuse(
         RecipeError,
-        (
-            options.file
-            and FORMATS[options.to[0]].in_folder
-            and activation != activation_of({}, config.num_classes),
-            f"export.file = '{options.file}': weights alone do not say that they answer by a {activation}; "
-            f"name a folder for all files of --to {options.to[0]}",
-        ),
         (
             options.flip_average and not config.num_classes,
             f"export.flip_average: {found.path} has no head, whose logits it would average; leave it out",

@@ -4,6 +4,7 @@ The command, its completion, the recipe, the writer, the proof, model cards, err
 what they know about a format from its row. A new format is one row here and the functions that the row names.
 """
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -174,6 +175,12 @@ def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable
             raise ValueError(f"to = '{row.name}' needs {lacking[0]}; pip install {' '.join(lacking)}")
     if file and len(chosen) > 1:
         raise ValueError(f"file = '{file}' takes one format; choose it with --to")
+    if file and chosen[0].in_folder:
+        raise ValueError(
+            f"file = '{file}': weights of {chosen[0].name} alone lack what the files beside them record of "
+            f"network, images and classes; name a folder, such as --out "
+            f"{shlex.quote(str(Path(file).with_suffix('')))}"
+        )
     for option in inside:
         if not any(row.is_graph for row in chosen):
             raise ValueError(
