@@ -35,6 +35,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
 CASES: dict[str, dict[str, Any]] = {
     "softmax of two cranes": {"class_names": ["hen", "crane", "tench", "crane"], "loss": "softmax"},
     "temperature": {"class_names": ["hen", "crane", "tench", "owl"], "temperature": 0.4},
+    "a name like a number": {"class_names": ["hen", "hen", "hen (0)", "owl"]},
     "unnamed": {"class_names": None},
     "sigmoid": {"class_names": ["hen", "crane", "tench", "crane"], "loss": "sigmoid"},
     "one logit": {"class_names": ["defect"]},
@@ -82,20 +83,24 @@ def test_answers__are_the_same_wherever_they_are_read(
         to, to
     )
     answers = dict(zip(distinct(names), likely, strict=True))
+    assert len(answers) == len(names)
     if to == "pt2":
         extra = {"vitctl.json": ""}
         torch.export.load(tmp_path / "run" / "model.pt2", extra_files=extra)
-        assert json.loads(extra["vitctl.json"]).get("class_names") == meta["class_names"]
+        assert json.loads(extra["vitctl.json"]).get("class_names") == list(distinct(names))
     else:
         for source in (own, tmp_path / "run" / place):
             found = load_classifier(source, precision="float32")(Image.fromarray(PIXELS))
             assert dict(found) == pytest.approx(answers, abs=1e-5)
             assert [p for _, p in found] == sorted((p for _, p in found), reverse=True)
+    if to == "onnx":
+        told = {one.key: one.value for one in onnx.load(tmp_path / "run" / place).metadata_props}
+        assert json.loads(told["class_names"]) == (list(distinct(names)) if meta["class_names"] else [])
     if to in ("hf", "timm"):
         transformers = pytest.importorskip("transformers")
         theirs = transformers.pipeline("image-classification", str(folder), device="cpu")
         found = [(one["label"], one["score"]) for one in theirs(Image.fromarray(PIXELS), top_k=9)]
-        wanted = sorted(zip(names, likely, strict=True), key=lambda pair: -pair[1])
+        wanted = sorted(zip(distinct(names), likely, strict=True), key=lambda pair: -pair[1])
         assert [p for _, p in found] == pytest.approx([p for _, p in wanted], abs=1e-5)
         assert [name.removeprefix("LABEL_") for name, _ in found] == [name for name, _ in wanted]
 

@@ -37,6 +37,7 @@ from vitctl.export.resizing import Resizing, ResizingCheck, stored_transform
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
 from vitctl.jobs.record.result import RunResult, data_used
 from vitctl.jobs.training import weights_scored
+from vitctl.models.weights.meta import distinct
 from vitctl.recipe.export_formats import FORMATS, ExportFormat
 from vitctl.recipe.schema import ExportRecipe
 from vitctl.recipe.sections import Export
@@ -135,6 +136,8 @@ def export(
     stop = StopFlag() if stop is None else stop
     options = recipe.export
     found = weights_of(recipe)
+    if names := distinct(found.weights.meta.get("class_names") or ()):
+        found.weights.meta["class_names"] = list(names)  # by which alone other programs tell classes apart
     config = found.weights.config
     refuse(
         RecipeError,

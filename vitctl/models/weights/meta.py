@@ -129,10 +129,14 @@ def no_head(path: str | Path) -> CheckpointError:
 
 
 def distinct(names: Iterable[str]) -> tuple[str, ...]:
-    """Return class names, and with its number each that several classes have: ImageNet has two cranes."""
+    """Return class names, and with its number each that several classes have: ImageNet has two cranes.
+
+    No two of the result are equal, and given again it stays as it is.
+    """
     given = tuple(names)
     counts = Counter(given)
-    return tuple(f"{name} ({at})" if counts[name] > 1 else name for at, name in enumerate(given))
+    told = tuple(f"{name} ({at})" if counts[name] > 1 else name for at, name in enumerate(given))
+    return told if told == given else distinct(told)
 
 
 def compared_names(stored: Any) -> dict[str, Any]:
