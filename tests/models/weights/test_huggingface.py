@@ -222,6 +222,31 @@ def test_problem_type__of_a_folder_written_before_it_was_is_the_recorded_loss(
     assert "loss" not in read_weights(tmp_path).meta
 
 
+@pytest.mark.parametrize(
+    ("to", "change", "words"),
+    [
+        ("hf", {"id2label": {"1": "a", "2": "b", "3": "c"}}, "names 3 classes, numbered 1 to 3, .* 0 to 2;"),
+        ("hf", {"id2label": {"0": "a", "1": "b", "7": "c"}}, "names 3 classes, numbered 0 to 7, .* 0 to 2;"),
+        ("hf", {"id2label": {"0": "a", "1": "b", "01": "c"}}, "names 3 classes, numbered 0 to 1, .* 0 to 2;"),
+        ("hf", {"id2label": {str(n): f"LABEL_{n}" for n in range(5)}}, "names 5 classes, numbered 0 to 4"),
+        ("hf", {"num_labels": 5, "id2label": {}}, "num_labels is 5, and the head has 3 classes"),
+        ("timm", {"num_classes": 5}, "num_classes is 5, and the head has 3 classes"),
+        ("timm", {"num_classes": 0}, "num_classes is 0, and the head has 3 classes"),
+    ],
+)
+def test_read__classes_that_are_not_those_of_the_head_are_refused(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path, to: str, change: dict[str, Any], words: str
+) -> None:
+    """Names were taken in order of any numbers, and other counts passed, which both programs refuse."""
+    for num_classes in (3, 0):
+        write_weights(make_weights(replace(plain, num_classes=num_classes)), tmp_path / str(num_classes), to)
+        file = tmp_path / str(num_classes) / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(CheckpointError, match=f"config.json: .*{words}"):
+        read_weights(tmp_path / "3")
+    assert read_weights(tmp_path / "0").config.num_classes == 0  # as transformers writes it of a body
+
+
 @pytest.mark.parametrize("to", ["hf", "timm"])
 @pytest.mark.parametrize("problem", ["regression", "ranking"])
 def test_problem_type__what_is_no_classifier_is_refused(

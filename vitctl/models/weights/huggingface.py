@@ -588,7 +588,8 @@ def _describe(
     more: dict[str, Any] = {"dropout": config.get("hidden_dropout_prob", 0.0)}
     if family is _DINOV3:
         more["rotary_rescale"] = beside.config.get("pos_embed_rescale", 2.0) or 1.0  # null: none
-    described, meta = row.vit(shape, recorded, beside, _class_names(config.get("id2label", {})), **more)
+    names = _class_names(whole.get("id2label", {}), shape["num_classes"])
+    described, meta = row.vit(shape, recorded, beside, names, **more)
     ours = whole.get("vitctl", {}).get("preprocessing", {})
     meta |= {name: ours[name] for name in _NOT_OF_TRANSFORMERS if name in ours}
     if unsupported and "eval_method" not in ours:
@@ -677,9 +678,17 @@ def _edges(size: Any, *, is_square: bool = True) -> tuple[str, int]:
     return "", 0
 
 
-def _class_names(id2label: Json) -> list[str]:
-    """Return the names in the order of the classes, or none when they are only numbered."""
+def _class_names(id2label: Json, num_classes: int) -> list[str]:
+    """Return the names in the order of the classes, or none when they are only numbered.
+
+    Raises CheckpointError if they number other classes than the head has.
+    """
     numbered = sorted((int(number), name) for number, name in id2label.items())
+    if num_classes and numbered and [number for number, _ in numbered] != list(range(num_classes)):
+        raise CheckpointError(
+            f"{CONFIG}: id2label names {len(numbered)} classes, numbered {numbered[0][0]} to "
+            f"{numbered[-1][0]}, and the head has those from 0 to {num_classes - 1}; correct its numbers"
+        )
     invented = all(name == f"LABEL_{number}" for number, name in numbered)
     return [] if invented else [name for _, name in numbered]
 

@@ -37,6 +37,7 @@ from vitctl.models.weights.layouts import (
     Beside,
     Tensors,
     WeightsLayout,
+    contradiction,
     holds_numbers,
     listed,
     rules_for,
@@ -62,12 +63,14 @@ LAYOUTS: tuple[WeightsLayout, ...] = (
 )
 TARGETS = ("safetensors", "google", "timm", "hf", "torchvision")
 _FILE_NAMES = {"safetensors": FILE_NAMES[0], "npz": NPZ}
+_COUNTS = ("num_labels", "num_classes")  # of the head: transformers' and timm's
 # What is used of any config.json, mostly what an export of ours records.
 _OURS = Known(
     {
         "an object": ("vitctl", "vitctl.preprocessing"),
         "a whole number above 0": ("vitctl.num_heads",),
         "a number above 0": ("vitctl.preprocessing.temperature",),
+        "a whole number": _COUNTS,
         "a text": ("problem_type",),
     },
     harmless=r"[\s\S]*",  # the reader of its program knows the others
@@ -207,6 +210,10 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors, which: str)
     beside = replace(beside, num_heads=num_heads or ours.get("num_heads"))
     licence = stated_licence(path.parent, beside.config)
     config, meta = row.describe(row, row.view(tidy), tidy, beside)
+    rows = config.num_classes
+    for name in _COUNTS:
+        if rows and told.get(name, rows) != rows:
+            raise contradiction(CONFIG, f"{name} is {told[name]}, and the head has {rows} classes")
     model = build(config, device="meta").state_dict()
     table = row.table(getattr(config, "num_heads", 1))
     state = to_ours(tidy, rules_for(table, model), model)
