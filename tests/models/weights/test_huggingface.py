@@ -215,11 +215,17 @@ def test_problem_type__of_a_folder_written_before_it_was_is_the_recorded_loss(
     assert written.pop("problem_type") == "single_label_classification"
     ours = {"vitctl": {"preprocessing": {"loss": "sigmoid"}}}
     (tmp_path / "config.json").write_text(json.dumps(written | ours))
-    assert read_weights(tmp_path).meta["loss"] == "sigmoid"
+    found = read_weights(tmp_path).meta
+    assert found["loss"] == "sigmoid"
+    assert found["remarks"] == [
+        "config.json has no problem_type: vitctl takes the sigmoid that its vitctl key records, "
+        "other programs take the softmax"
+    ]
     # As transformers trained it since.
     stale = written | ours | {"problem_type": "single_label_classification"}
     (tmp_path / "config.json").write_text(json.dumps(stale))
-    assert "loss" not in read_weights(tmp_path).meta
+    found = read_weights(tmp_path).meta
+    assert not {"loss", "remarks"} & found.keys()
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,10 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors, which: str)
     kept = {name: said[name] for name in _OURS_ALONE + _OURS_INSTEAD * is_alone if name in said}
     if assumed := [name for name in meta.pop("assumed", ()) if name not in kept]:
         meta["assumed"] = assumed
+    usual, found = activation_of({}, rows), activation_of(meta, rows)
+    if rows and found != usual and not told.get("problem_type"):
+        text = f"{CONFIG} has no problem_type: vitctl takes the {found} that its vitctl key records"
+        meta |= {"remarks": [f"{text}, other programs take the {usual}", *meta.get("remarks", ())]}
     if chosen:
         meta |= {"remarks": [chosen, *meta.get("remarks", ())], "averaged": is_averaged}
     return Weights(config, state, meta | kept | _exported_temperature(ours, state))
