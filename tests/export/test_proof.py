@@ -87,7 +87,9 @@ def test_answers__are_the_same_wherever_they_are_read(
     if to == "pt2":
         extra = {"vitctl.json": ""}
         torch.export.load(tmp_path / "run" / "model.pt2", extra_files=extra)
-        assert json.loads(extra["vitctl.json"]).get("class_names") == list(distinct(names))
+        told = json.loads(extra["vitctl.json"])
+        assert told["class_names"] == list(distinct(names))
+        assert told["activation"] == ("sigmoid" if is_sigmoid else "softmax")
     else:
         for source in (own, tmp_path / "run" / place):
             found = load_classifier(source, precision="float32")(Image.fromarray(PIXELS))
@@ -95,7 +97,8 @@ def test_answers__are_the_same_wherever_they_are_read(
             assert [p for _, p in found] == sorted((p for _, p in found), reverse=True)
     if to == "onnx":
         told = {one.key: one.value for one in onnx.load(tmp_path / "run" / place).metadata_props}
-        assert json.loads(told["class_names"]) == (list(distinct(names)) if meta["class_names"] else [])
+        assert json.loads(told["class_names"]) == (list(distinct(names)) if meta["class_names"] else None)
+        assert told["activation"] == ("sigmoid" if is_sigmoid else "softmax")
     if to in ("hf", "timm"):
         transformers = pytest.importorskip("transformers")
         theirs = transformers.pipeline("image-classification", str(folder), device="cpu")
@@ -179,6 +182,7 @@ def test_headless__a_graph_has_features_and_no_logits(
     file, photo = tmp_path / "run" / "model.onnx", tmp_path / "photo.png"
     Image.fromarray(PIXELS).save(photo)
     assert [output.name for output in onnx.load(file).graph.output] == ["features"]
+    assert "activation" not in {one.key for one in onnx.load(file).metadata_props}
     extra = {"vitctl.json": ""}
     torch.export.load(tmp_path / "run" / "model.pt2", extra_files=extra)
     assert json.loads(extra["vitctl.json"])["head"] == "none"

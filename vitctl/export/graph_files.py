@@ -21,6 +21,7 @@ from vitctl.export.graph import INPUT, LOGITS, Raw, folded
 from vitctl.export.low_precision import narrow
 from vitctl.export.proof import Opened, answering, run_model
 from vitctl.export.resizing import stored_transform
+from vitctl.models.weights.meta import activation_of
 
 OPSET = 20
 # One file of ONNX cannot be larger than 2 GiB; above this, weights are in a second file.
@@ -28,6 +29,11 @@ MOST_BYTES_INSIDE = 2**31 - 2**26
 PROGRAM_METADATA = "vitctl.json"  # of torch's extra files
 # Pillow's bilinear filter always has antialias.
 _PILLOW = {"bilinear": "BILINEAR", "bilinear_antialias": "BILINEAR"}
+# In the program for the user, by the activation.
+_PROBABILITIES = {
+    "softmax": "likely = numpy.exp(logits - numpy.logaddexp.reduce(logits))  # softmax",
+    "sigmoid": "likely = numpy.exp(-numpy.logaddexp(0, -logits))  # sigmoid: each class has its own",
+}
 _PILLOW |= {"bicubic_antialias": "BICUBIC", "area": "BOX"}
 
 
@@ -49,7 +55,7 @@ def write_onnx(request: ExportRequest, folder: Path) -> Written:
             )
             (folder / f"{request.name}.ranges.json").write_text(json.dumps(ranges, indent=1) + "\n")
             notes.append(text)
-    (folder / f"{request.name}.py").write_text(sample_program(request.found.weights.meta, request.model))
+    (folder / f"{request.name}.py").write_text(sample_program(_described(request), request.model))
     return Written(file, (described(file), *notes))
 
 
@@ -70,7 +76,7 @@ def open_onnx(_request: ExportRequest, path: Path) -> Opened:
         return list(session.run(None, {INPUT: images.numpy()}))
 
     told = session.get_modelmeta().custom_metadata_map
-    meta = {"class_names": json.loads(told["class_names"]), **json.loads(told["preprocessing"])}
+    meta = {"class_names": json.loads(told["class_names"]), "loss": told.get("activation")}
     return Opened(run, answering(meta, 1.0))
 
 
@@ -136,6 +142,7 @@ def _metadata(request: ExportRequest) -> dict[str, str]:
     weights, meta = request.found.weights, _described(request)
     return {
         "class_names": json.dumps(meta.pop("class_names", [])),
+        **({"activation": meta.pop("activation")} if "activation" in meta else {}),
         "preprocessing": json.dumps(meta),
         "input": "squares" if request.model.preprocess is None else "photographs",
         "producer": "vitctl",
@@ -148,17 +155,19 @@ def _metadata(request: ExportRequest) -> dict[str, str]:
 
 
 def _described(request: ExportRequest) -> dict[str, Any]:
-    """Return the metadata of the weights, and that they have no head if so."""
-    weights = request.found.weights
-    return weights.meta | ({} if weights.config.num_classes else {"head": "none"})
+    """Return the metadata of the weights, and what turns their logits into probabilities, or that they have
+    no head.
+    """
+    meta, rows = request.found.weights.meta, request.found.weights.config.num_classes
+    return meta | ({"activation": activation_of(meta, rows)} if rows else {"head": "none"})
 
 
 def sample_program(meta: dict[str, Any], model: Raw) -> str:
-    """Return a dozen lines of Python that print a photograph's five best classes, or without a head its
-    features, for the user to start from.
+    """Return a dozen lines of Python that print a photograph's five best classes and their probabilities,
+    or without a head its features, for the user to start from.
 
     Args:
-        meta: of the weights.
+        meta: of the weights, with the activation.
         model: what was exported.
     """
     opened = "Image.open(sys.argv[1])"
@@ -178,8 +187,9 @@ def sample_program(meta: dict[str, Any], model: Raw) -> str:
     ]
     ranked = [
         'names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])',
+        _PROBABILITIES.get(meta.get("activation", ""), ""),
         'for number in (-logits).argsort(kind="stable")[:5]:',
-        '    print(f"{logits[number]:8.3f}", names[number] if names else number)',
+        '    print(f"{likely[number]:8.4f}", names[number] if names else number)',
     ]
     return "\n".join(lines + (ranked if output == LOGITS else ["print(*features)"])) + "\n"
 
@@ -236,7 +246,8 @@ def open_program(_request: ExportRequest, path: Path) -> Opened:
     extra = {PROGRAM_METADATA: ""}
     with quiet():
         run = run_model(torch.export.load(path, extra_files=extra).module())
-    return Opened(run, answering(json.loads(extra[PROGRAM_METADATA]), 1.0))
+    told = json.loads(extra[PROGRAM_METADATA])
+    return Opened(run, answering(told | {"loss": told.get("activation")}, 1.0))
 
 
 @contextmanager

@@ -294,6 +294,7 @@ class OnnxNetwork:
         meta = told["preprocessing"] if isinstance(told["preprocessing"], dict) else {}
         names = told["class_names"]
         meta |= {"class_names": names, **compared_names(names)} if names else {}
+        meta |= {"loss": stored["activation"]} if "activation" in stored else {}
         try:
             Meta.model_validate(meta)
             require_meta(meta, ("image_size", "eval_method", "eval_resize", "resample"))
