@@ -17,6 +17,7 @@ from vitctl import load_model
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.launch.worker import work
+from vitctl.models.weights.meta import distinct
 from vitctl.models.weights.weights_file import read_weights, weights_digest
 from vitctl.recipe.load import load_recipe
 from vitctl.verify.run_check import verify
@@ -162,8 +163,9 @@ def test_export__peft_on_transformers_start_weights_gives_our_logits(
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     job("export", "base", **{"weights.source": str(body), "export.to": "hf"})
     job("export", "adapters", **{"weights.source": str(tuned), "export.to": "peft"})
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "adapters" / "peft")
     base = transformers.ViTForImageClassification.from_pretrained(
-        tmp_path / "base" / "hf", num_labels=6, ignore_mismatched_sizes=True
+        tmp_path / "base" / "hf", config=config, ignore_mismatched_sizes=True
     )
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapters" / "peft").double().eval()
     ours, meta = load_model(tuned, dtype=torch.float64)
@@ -173,6 +175,11 @@ def test_export__peft_on_transformers_start_weights_gives_our_logits(
         assert float(wanted.std()) > 0.01
         torch.testing.assert_close(theirs(images).logits, wanted, rtol=1e-6, atol=1e-6 * float(wanted.std()))
     assert meta["lora"]["rank"] == 3
+    # peft said no class, and its user stated their number and the activation.
+    assert [theirs.config.id2label[n] for n in range(6)] == list(distinct(meta["class_names"]))
+    assert theirs.config.problem_type == "single_label_classification"
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "adapters" / "peft")
+    assert list(processor.image_mean) == pytest.approx(meta["mean"])
 
 
 def test_export__peft_refuses_what_it_cannot_hold(body: Path, job: Job, tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from vitctl.models.build import build, check_state
 from vitctl.models.lora import adapt, factors_of, merged
 from vitctl.models.variants import LORA_TARGETS
 from vitctl.models.weights import huggingface
-from vitctl.models.weights.containers import read_tensors, save_tensors, write_json
+from vitctl.models.weights.containers import read_json, read_tensors, save_tensors, write_json
+from vitctl.models.weights.download import CONFIG
 from vitctl.models.weights.layouts import rule_for
-from vitctl.models.weights.meta import activation_of
-from vitctl.models.weights.weights_file import Weights, tempered
+from vitctl.models.weights.weights_file import Weights, program_files, tempered
 from vitctl.system.files import write_text
 
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -30,7 +30,7 @@ _PREFIX, _HEAD = "base_model.model", "classifier"
 
 
 def write_peft(request: ExportRequest, folder: Path) -> Written:
-    """Write adapters and head, the configuration of the adapters, and a README.md.
+    """Write adapters and head, their configuration, transformers' JSON files of the whole, and a README.md.
 
     Raises:
         CheckpointError: the weights have no adapters beside them, or transformers' ViT or peft cannot hold
@@ -57,7 +57,7 @@ def write_peft(request: ExportRequest, folder: Path) -> Written:
     whole = build(config, device="meta")
     adapt(whole, lora["targets"], lora["blocks"], rank=lora["rank"], alpha=0.0, dropout=0.0, seed=0)
     check_state(adapters, {name: one for name, one in whole.state_dict().items() if ".adapters." in name})
-    head, answers = tempered(found.weights).state, activation_of(found.weights.meta, config.num_classes)
+    head = tempered(found.weights).state
     tensors = {f"{_PREFIX}.{_HEAD}.{kind}": head[f"head.{kind}"] for kind in ("weight", "bias")}
     for name, _, pair in _modules(adapters):
         for letter, tensor in zip("AB", pair, strict=True):
@@ -75,12 +75,12 @@ def write_peft(request: ExportRequest, folder: Path) -> Written:
         "inference_mode": True,
     }
     write_json(folder / _CONFIG, settings)
+    for name, value in program_files(huggingface.LAYOUT, found.weights).items():
+        write_json(folder / name, value)
     notes = (
         f"the start weights, SHA-256 {lora['from_sha256']}, are not in it: write them with `vitctl export "
-        f"--to hf`, and open them with num_labels={config.num_classes}, "
-        f"ignore_mismatched_sizes=True"
-        + ", problem_type='multi_label_classification'"
-        * (answers == "sigmoid"),
+        f"--to hf`, and open them with config=transformers.AutoConfig.from_pretrained(FOLDER), which has the "
+        f"classes, and ignore_mismatched_sizes=True",
         *request.resizing_note,
     )
     write_text(folder / "README.md", model_card(request, notes))
@@ -104,7 +104,10 @@ def open_peft(request: ExportRequest, path: Path) -> Opened:
     weights = Weights(found.weights.config, state, found.weights.meta)
     model, _ = loaded_model(replace(found, weights=weights), 0, torch.float32)
     run = run_model(Raw(model.eval(), found.weights.meta))
-    return Opened(run, answering(found.weights.meta, 1.0))  # the user of peft states classes and activation
+    told = read_json(path.parent / CONFIG)
+    loss = "sigmoid" if told["problem_type"] == "multi_label_classification" else "softmax"
+    names = [*told["id2label"].values()] if found.weights.meta.get("class_names") else None
+    return Opened(run, answering({"loss": loss, "class_names": names}, 1.0))
 
 
 def _adapters(found: FoundWeights) -> dict[str, Tensor]:

@@ -117,7 +117,8 @@ _ROWS = (
     ExportFormat(
         name="peft",
         ending=".safetensors",
-        what="of a run with `[lora]`: a folder with adapters and head, `adapter_config.json` and a README.md",
+        what="of a run with `[lora]`: a folder with adapters and head, `adapter_config.json`, `config.json`, "
+        "`preprocessor_config.json` and a README.md",
         writer="vitctl.export.peft_adapter:write_peft",
         prover="vitctl.export.peft_adapter:open_peft",
         reader="transformers' image processor",

@@ -360,10 +360,7 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
     if not problems:
         activation = activation_of(weights.meta, num_classes)
         if path.suffix != suffix:
-            sidecars = row.sidecars(weights.config, weights.meta)
-        if num_classes and CONFIG in sidecars:
-            problem = "multi_label" if activation == "sigmoid" else "single_label"
-            sidecars[CONFIG]["problem_type"] = f"{problem}_classification"
+            sidecars = program_files(row, weights)
         if activation != activation_of({}, num_classes) and (CONFIG not in sidecars or num_classes == 1):
             problems.append(
                 f"nothing there says that its {count_text(num_classes, 'logit')} are a {activation}; write "
@@ -389,6 +386,15 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
             save_tensors(tensors, aside, {"format": "pt"})
     beside = [write_json(file.parent / name, value) for name, value in sidecars.items()]
     return WrittenWeights((file, *beside), tuple(row.notes(weights.config, weights.meta)))
+
+
+def program_files(row: WeightsLayout, weights: Weights) -> dict[str, dict[str, Any]]:
+    """Return the JSON files that a program reads beside weights, with what makes answers of their logits."""
+    files = row.sidecars(weights.config, weights.meta)
+    if weights.config.num_classes and CONFIG in files:
+        is_sigmoid = activation_of(weights.meta, weights.config.num_classes) == "sigmoid"
+        files[CONFIG]["problem_type"] = f"{'multi' if is_sigmoid else 'single'}_label_classification"
+    return files
 
 
 def _row(to: str, config: Config) -> WeightsLayout:
