@@ -93,7 +93,7 @@ def predict(
     batches = predictions(recipe, sources, top=top, threshold=threshold, features=features, note=note)
     errors, right = _print_predictions(batches, format_, some_names(sources, _NAMES_MEASURED), total)
     if right.total():
-        names = {one.name for one in Path(images[0]).glob("*") if len(images) == 1 and one.is_dir()}
+        names = {one.name.lower() for one in Path(images[0]).glob("*") if len(images) == 1 and one.is_dir()}
         chosen = (
             split if split.partition("[")[0] in names else TRAIN if names and not names & {*ROLES} else ""
         )

@@ -136,8 +136,9 @@ def predict(
 def known_classes(source: Source, class_names: Sequence[str]) -> np.ndarray:
     """Return the true classes of images, int64 `[N, L]`, padded with -1, which also stands for unknown ones.
 
-    Shards of the classifier's classes, or of some of them, have labels. The class of another image is the
-    name of its folder, if one class alone has this name.
+    Shards of the classifier's classes, or of some of them, have labels. The class of an image in a tree is
+    that of `arrange`, as `vitctl evaluate` takes it. That of a file named by itself is the name of its
+    folder, unless a folder further up is named like another class.
 
     Args:
         source: the images.
@@ -145,9 +146,13 @@ def known_classes(source: Source, class_names: Sequence[str]) -> np.ndarray:
     """
     if isinstance(source, ImageFiles):
         numbers = {name: number for number, name in enumerate(class_names)}
-        return np.array(
-            [[numbers.get(same_name(Path(name).parent.name), -1)] for name in source.names], np.int64
-        )
+        known = []
+        for name, of_class in zip(source.names, source.classes, strict=True):
+            folders = [same_name(folder) for folder in Path(name).parts[:-1]]
+            is_clear = len({*folders} & numbers.keys()) == 1
+            own = of_class if of_class is not None else folders[-1] if is_clear else ""
+            known.append([numbers.get(own, -1)])
+        return np.array(known, np.int64)
     source = numbered_as(source, class_names)
     is_same = class_names and tuple(source.class_names) == class_names
     return label_sets(source.labels()) if is_same else np.full((len(source), 1), -1)

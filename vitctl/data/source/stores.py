@@ -238,12 +238,15 @@ class ImageFiles:
 
     Args:
         names: paths, and addresses of single images (https, hf, s3, gs).
+        classes: the class of each by the tree it was found in, "" if the tree does not tell; None: it was
+            named by itself.
     """
 
     class_names: tuple[str, ...] = ()
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], classes: Sequence[str | None] = ()) -> None:
         self.names = tuple(without_queries(*names, error=DataError, over=False))
+        self.classes = tuple(classes) or (None,) * len(self.names)
 
     def __len__(self) -> int:
         return len(self.names)

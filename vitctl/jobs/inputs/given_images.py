@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitctl.data.datasets.readers.class_folder import sort_files
+from vitctl.data.datasets.readers.class_folder import class_of_each, sort_files
 from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.data.images.image_types import IMAGE_EXTENSIONS, SYSTEM_FILE
 from vitctl.data.images.transforms import EvalTransform
@@ -38,6 +38,13 @@ _WITH_SPLIT = re.compile(r"(.+?):([A-Za-z][^/]*)")
 _NAMED = 3  # files that are named where there are more
 
 Note = Callable[[str], None]
+
+
+class _File(NamedTuple):
+    """An image file, and its class as `ImageFiles` takes it."""
+
+    name: str
+    of_class: str | None = None
 
 
 def find_images(
@@ -66,7 +73,7 @@ def find_images(
         DataError: an input names nothing, or shards have several splits and none was chosen; with `missing`,
             every input.
     """
-    found: list[Source | str] = []
+    found: list[Source | _File] = []
     errors: list[DataError] = []
     for text in without_queries(*inputs, error=DataError):
         try:
@@ -78,11 +85,11 @@ def find_images(
     if missing is not None:
         missing += map(str, errors)
     sources: list[Source] = []
-    for is_file, group in groupby(found, lambda one: isinstance(one, str)):
-        if is_file:
-            sources.append(ImageFiles([str(name) for name in group]))
-        else:
-            sources += [source for source in group if not isinstance(source, str)]
+    for _, group in groupby(found, lambda one: isinstance(one, _File)):
+        same = list(group)
+        if files := [one for one in same if isinstance(one, _File)]:
+            sources.append(ImageFiles([one.name for one in files], [one.of_class for one in files]))
+        sources += [source for source in same if not isinstance(source, _File)]
     if not sources:
         raise DataError(f"{', '.join(inputs) or 'an empty list'}: no images there")
     return sources
@@ -103,7 +110,7 @@ def some_names(sources: Sequence[Source], count: int) -> list[str]:
     ]
 
 
-def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:
+def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | _File]:
     """Return the images of one input of the command line. It must exist."""
     if not text:
         raise DataError("'': is empty; name an image or a folder (. is the current one)")
@@ -111,13 +118,13 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | s
     if os.path.lexists(path):
         if path.is_dir():
             return _in_folder(text, place, split, note)
-        return [_shards(text, split, place, note)] if text.endswith(".tar") else [text]
+        return [_shards(text, split, place, note)] if text.endswith(".tar") else [_File(text)]
     where, own = _parted(text)
     if own or _is_pattern_of_shards(where) or (is_remote(text) and split):
         return [_shards(where, own or split, place, note)]
     if is_remote(text):
         check_address(text)
-        return [text]
+        return [_File(text)]
     if glob.has_magic(text):
         if not (names := sorted(glob.glob(text, recursive=True))):
             raise DataError(f"{text}: no file matches this pattern")
@@ -128,7 +135,7 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | s
     )
 
 
-def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:
+def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Source | _File]:
     """Return a split if the folder holds shards, else its images at any depth."""
     folder = Path(text)
     if find_splits(folder):
@@ -141,7 +148,14 @@ def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Sour
         note(f"{text}: skipped {count_text(len(others), 'file')} that are not images: {shown}")
     if not names:
         raise DataError(f"{text}: holds no images")
-    return [os.path.join(text, name) for name in names]
+    return _files(text, names)
+
+
+def _files(folder: str, names: Sequence[str]) -> list[_File]:
+    return [
+        _File(os.path.join(folder, name), of_class)
+        for name, of_class in zip(names, class_of_each(names, folder), strict=True)
+    ]
 
 
 def _parted(text: str) -> tuple[str, str]:
@@ -180,7 +194,7 @@ def _only_split(text: str) -> str:
     return next(iter(found))
 
 
-def _names_in(stdin: IO[bytes], note: Note) -> Iterator[str]:
+def _names_in(stdin: IO[bytes], note: Note) -> Iterator[_File]:
     """Yield the names of a list.
 
     One that does not exist is a bad image, not an error: the list may be a program's.
@@ -194,9 +208,9 @@ def _names_in(stdin: IO[bytes], note: Note) -> Iterator[str]:
             names, left_out, _ = sort_files(Path(name))
             if left_out:
                 note(f"{name}: skipped {count_text(len(left_out), 'file')} that are not images")
-            yield from (os.path.join(name, one) for one in names)
+            yield from _files(name, names)
         elif name:
-            yield name
+            yield _File(name)
 
 
 def _beside(path: Path) -> list[str]:

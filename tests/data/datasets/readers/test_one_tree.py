@@ -10,7 +10,8 @@ import tarfile
 import unicodedata
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +21,16 @@ from PIL import Image
 from vitctl.data.datasets.catalog import open_originals
 from vitctl.data.datasets.readers.list_file import read_lists
 from vitctl.data.datasets.readers.original_files import Archive, unpack
+from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.indexing import index_shards
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Originals, check_originals, read_item
 from vitctl.data.writer.shard_writer import write_originals
 from vitctl.errors import DataError
+from vitctl.jobs.inputs.checks import planned_splits
+from vitctl.jobs.inputs.given_images import find_images
+from vitctl.jobs.predict import known_classes
+from vitctl.recipe.images import Place
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -81,6 +87,8 @@ TREES: dict[str, Tree] = {
     "case of names": {"cat/A.png": A, "cat/a.png": B, "dog/1.PNG": C, "dog/1.png": D},
     "case of classes": {"Cat/1.png": A, "cat/1.png": B, "dog/1.png": C},
     "nested": {"cat/x/1.png": A, "cat/2.png": B, "dog/y/z/1.png": C},
+    "a class below another": {"cat/1.png": A, "cat/dog/1.png": B, "dog/1.png": C, "owl/cat/1.png": D},
+    "a class below another in splits": {"train/cat/dog/1.png": A, "train/dog/1.png": B, "val/cat/1.png": C},
     "one folder in each class": {"cat/images/1.png": A, "dog/images/1.png": B},
     "splits": {"train/cat/1.png": A, "train/dog/1.png": B, "val/cat/2.png": C, "val/dog/2.png": D},
     "splits in capitals": {"Training/cat/1.png": A, "Training/dog/1.png": B, "Valid/cat/2.png": C},
@@ -343,6 +351,53 @@ def tables(folder: Path, labels: Mapping[str, Any], splits: Mapping[str, str]) -
         table = pa.table({"image": images, "label": pa.array([labels[path] for path in own])})
         pq.write_table(table, folder / "f" / f"{split}-00000-of-00001.parquet")
     yield folder / "f"
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_doors__give_a_file_the_same_class(name: str, tmp_path: Path) -> None:
+    """`data shards`, the jobs with --data, and `predict` of the tree, of a list, of each file by itself."""
+    root = plant(tmp_path / "set", TREES[name])
+    try:
+        splits = open_originals(str(root))
+    except DataError:
+        with pytest.raises(DataError):
+            planned_splits(str(root))
+        return
+    names = next(iter(splits.values())).class_names
+    doubted = any(own.doubts for own in splits.values())
+    by_shards, by_jobs = Counter[tuple[int, bytes]](), Counter[tuple[int, bytes]]()
+    for split, own in splits.items():
+        by_shards.update((item.label, content) for item in own.items if (content := contents(item.read)))
+        planned = planned_splits(str(root))[split]
+        reads = [partial(planned.read, n) for n in range(len(planned))]
+        labels = planned.labels().tolist()
+        by_jobs.update((label, c) for label, read in zip(labels, reads, strict=True) if (c := contents(read)))
+    assert by_jobs == by_shards
+
+    def predicted(*inputs: str, stdin: bytes = b"") -> list[tuple[int, bytes]]:
+        sources = find_images(inputs, Place(), stdin=io.BytesIO(stdin), note=lambda _: None)
+        return [
+            (label, content)
+            for source in sources
+            for n, [label] in enumerate(known_classes(source, names).tolist())
+            if (content := contents(partial(source.read, n)))
+        ]
+
+    wanted = Counter((-1, c) for _, c in by_shards.elements()) if doubted else by_shards
+    assert Counter(predicted(str(root))) == Counter(predicted("-", stdin=os.fsencode(root))) == wanted
+    images = {content for _, content in by_shards}
+    for path in map(str, sorted(root.rglob("*"))):
+        if not doubted and os.path.isfile(path) and not path.endswith(".tar"):
+            found = [one for one in predicted(path) if one[0] != -1 and one[1] in images]
+            assert all(one in by_shards for one in found)
+
+
+def contents(read: Callable[[], bytes]) -> bytes:
+    """Return b"" for what cannot be read."""
+    try:
+        return read()
+    except (DataError, BadSample):
+        return b""
 
 
 READABLE = [name for name in TREES if name not in REFUSED]

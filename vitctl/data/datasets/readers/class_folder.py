@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from vitctl.data.datasets.readers.original_files import (
     read_part,
 )
 from vitctl.data.images.image_types import HEAD_BYTES, SYSTEM_FILE, exclusion_reason, is_system_file
-from vitctl.data.source.splits import ROLES
+from vitctl.data.source.splits import ROLES, TRAIN
 from vitctl.data.writer.intake import Doubt, Item, LeftOut, Originals, keep_doubt
 from vitctl.errors import DataError
 from vitctl.system.text import same_name
@@ -130,33 +131,22 @@ def arrange(
     Raises:
         DataError: as `read_class_folder`.
     """
-    if not items:
-        raise DataError(f"{source}: no images found, should hold <class>/<image> or train/<class>/<image>")
-    tops = sorted({item.key.partition("/")[0] for item in items})
-    splits = [top for top in tops if top.lower() in ROLES]
-    others = [top for top in tops if top not in splits]
-    named_so, splits = (splits, []) if others else ([], splits)
+    places, doubts = _layout([item.key for item in items], source)
     members: dict[str, list[Item]] = {}
     prefixes: dict[str, str] = {}
-    for item in items:
-        top, _, rest = item.key.partition("/") if splits else ("train", "", item.key)
-        split = ROLES[top.lower()]
-        members.setdefault(split, []).append(replace(item, key=rest))
-        prefixes.setdefault(split, f"{top}/" if splits else "")
+    for item, (prefix, split, key) in zip(items, places, strict=True):
+        members.setdefault(split, []).append(replace(item, key=key))
+        prefixes.setdefault(split, prefix)
     every = [item.key for found in members.values() for item in found]
-    if outside_classes := next((key for key in every if "/" not in key), ""):
-        raise DataError(
-            f"{source}: {outside_classes} is not in a class folder, should be <class>/{outside_classes}"
-        )
+    in_splits = any(prefixes.values())
     class_names = tuple(sorted({_class_of(key) for key in every}))
     labels = {name: label for label, name in enumerate(class_names)}
     outside = {split: list[LeftOut]() for split in members}
     for one in left_out:
         split = ROLES.get(one.name.partition("/")[0].lower(), "")
         outside[split if split in members else next(iter(members))].append(one)
-    candidates = {same_name(_class_place(name, in_splits=bool(splits))) for name in folders}
+    candidates = {same_name(_class_place(name, in_splits=in_splits)) for name in folders}
     empty = tuple(sorted(candidates - {*class_names, ""}))
-    doubts = _named_like_splits(named_so, others) or _nested(every, source, in_splits=bool(splits))
     return {
         split: Originals(
             [
@@ -173,6 +163,45 @@ def arrange(
         )
         for split, found in members.items()
     }
+
+
+class _Place(NamedTuple):
+    """Where an image is: the folder of its split, with a slash, or ""; the split; its path within."""
+
+    prefix: str
+    split: str
+    key: str
+
+
+def _layout(names: Sequence[str], source: str) -> tuple[list[_Place], tuple[Doubt, ...]]:
+    """Return the place of each image by its path, and doubts about the arrangement; raises DataError as
+    `arrange`.
+    """
+    if not names:
+        raise DataError(f"{source}: no images found, should hold <class>/<image> or train/<class>/<image>")
+    tops = sorted({name.partition("/")[0] for name in names})
+    splits = [top for top in tops if top.lower() in ROLES]
+    others = [top for top in tops if top not in splits]
+    named_so, splits = (splits, []) if others else ([], splits)
+    places = [_Place("", TRAIN, name) for name in names]
+    if splits:
+        parts = [name.partition("/") for name in names]
+        places = [_Place(top + slash, ROLES[top.lower()], key) for top, slash, key in parts]
+    keys = [place.key for place in places]
+    if outside := next((key for key in keys if "/" not in key), ""):
+        raise DataError(f"{source}: {outside} is not in a class folder, should be <class>/{outside}")
+    return places, _named_like_splits(named_so, others) or _nested(keys, source, in_splits=bool(splits))
+
+
+def class_of_each(names: Sequence[str], source: str) -> list[str] | list[None]:
+    """Return the class that `arrange` finds for each image by its path: "" where the arrangement is in
+    doubt, None where it is none of classes.
+    """
+    try:
+        places, doubts = _layout(names, source)
+    except DataError:
+        return [None] * len(names)
+    return ["" if doubts else _class_of(place.key) for place in places]
 
 
 def _class_of(key: str) -> str:
