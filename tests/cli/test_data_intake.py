@@ -262,7 +262,16 @@ STRUCTURES = {
         ("fold1/cat", "fold1/dog", "fold2/cat", "fold2/dog"),
         "classes 'fold1' and 'fold2' hold the same folders (cat, dog) and no images of their own: if",
     ),
-    "splits in the classes": (("cat/train", "cat/test", "dog/train", "dog/test"), "hold the same folders"),
+    "splits in the classes": (
+        ("cat/train", "cat/test", "dog/train"),
+        "holds folders named like splits (test, tra",
+    ),
+    "splits in the class names": (
+        ("cat_train", "cat_test"),
+        "classes 'cat_test' and 'cat_train' differ in the",
+    ),
+    "a hyphen": (("great-owl", "great_owl"), "classes 'great-owl' and 'great_owl' are named nearly the same"),
+    "a word for no label": (("None", "cat"), "class 'None' is named like a missing label: rename it, or"),
     "a folder on top": (
         ("photos/cat", "photos/dog"),
         "class 'photos' is the only one, and holds folders (cat, dog): if these are the classes or splits,",
@@ -313,6 +322,55 @@ def test_shards__numbers_from_one_or_with_gaps_stop(vitctl: Vitctl, tmp_path: Pa
         assert found.class_names == (classes or tuple(map(str, range(41))))
     assert found.labels().tolist().count(-1) == 4
     assert "train: 4 of 8 images have no label (-1)" in vitctl(*command[1:]).out
+
+
+LABELS = {
+    "R": (("cat", "NA", "dog"), "class 'NA' is named like a missing label: rename it, or"),
+    "pandas": (("cat", "<NA>", "dog"), "class '<NA>' is named like a missing label"),
+    "numbers": (("0", "?", "1"), "class '?' is named like a missing label"),
+    "commas": (("cat,wild", "dog,wild", "cat"), "class 'cat,wild' looks like several labels"),
+    "bars": (("cat|wild", "dog", "cat"), "class 'cat|wild' looks like several labels"),
+    "none": (("-1", "-1", "-1"), "no image has a label, so that nothing can be learned: add some; if so,"),
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_shards__labels_of_a_table_in_doubt_stop_and_what_it_says_to_type_is_enough(
+    vitctl: Vitctl, tmp_path: Path, name: str
+) -> None:
+    labels, doubt = LABELS[name]
+    plant(tmp_path, ("x",), per_class=3)
+    rows = [(f"x/{n}.jpg", label) for n, label in enumerate(labels)]
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("Path", " Label"), *rows])
+    said = vitctl("data", "shards", "a.csv", "out")
+    assert said.code == 2 and doubt in said.out and find_splits(tmp_path / "out") == {}
+    assert vitctl(*shlex.split(said.err.partition("or type: ")[2])[1:]).code == 0
+    assert len(open_shards(tmp_path / "out/train")) == 3
+
+
+def test_shards__commas_of_names_alone_are_no_doubt(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path, ("x",), per_class=2)
+    (tmp_path / "a.csv").write_text('path,label\nx/0.jpg,"tench, Tinca tinca"\nx/1.jpg,"crane, bird"\n')
+    assert vitctl("data", "shards", "a.csv", "out").code == 0
+
+
+def test_foreign_shards__with_labels_from_one_say_so_at_every_door(vitctl: Vitctl, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "theirs.tar", "w") as tar:
+        for n in range(6):
+            for name, data in ((f"{n}.jpg", picture(n)), (f"{n}.cls", str(1 + n % 2).encode())):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    (tmp_path / "P").mkdir()
+    (tmp_path / "theirs.tar").rename(tmp_path / "P/0.tar")
+    text = "no image has the label 0, so that class 0 is empty"
+    said = [vitctl("data", "index", "P").out, vitctl("data", "check", "P").out]
+    assert all(text in one for one in said), said
+    command = shlex.split(said[0].partition("or type `")[2].partition("`")[0])
+    assert vitctl(*command[1:]).code == 0
+    assert open_shards(tmp_path / "P-from-0/P").class_names == ("1", "2")
+    assert text not in vitctl("data", "check", "P-from-0").out
 
 
 def test_shards__links_and_empty_folders_of_a_tar_are_not_lost(vitctl: Vitctl, tmp_path: Path) -> None:

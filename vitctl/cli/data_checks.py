@@ -58,7 +58,7 @@ def check(
     from vitctl.data.shards.index import find_splits
     from vitctl.data.source.locate import locate_all_splits
     from vitctl.data.source.stores import ShardSource, open_index
-    from vitctl.data.source.views import unlabelled_note
+    from vitctl.data.source.views import class_zero_note, unlabelled_note
     from vitctl.errors import DataError
     from vitctl.system.remote import is_remote
 
@@ -90,6 +90,7 @@ def check(
         if note := unlabelled_note(ShardSource(opened)):
             notes.append(note)
             untrainable.append(f"'{split}'")
+        notes += filter(None, [class_zero_note(ShardSource(opened))])
         reports[split] = report, opened
     if is_name:
         missing, partial_splits = missing_images(

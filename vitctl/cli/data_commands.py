@@ -330,7 +330,7 @@ def index(
     from vitctl.data.shards.tar import Fields
     from vitctl.data.source.locate import INDEXED, expand
     from vitctl.data.source.stores import ShardSource
-    from vitctl.data.source.views import unlabelled_note
+    from vitctl.data.source.views import class_zero_note, unlabelled_note
     from vitctl.errors import DataError, writing
     from vitctl.system.remote import is_remote
 
@@ -367,7 +367,7 @@ def index(
         f"{count_text(len(made.class_names), 'class', 'classes')} in {count_text(len(made.shards), 'shard')}"
     )
     say(f"{count_text(made.num_samples, 'image')} of {classes_text}: {made.folder / INDEX_FILE}")
-    if note := unlabelled_note(ShardSource(made)):
+    for note in filter(None, (unlabelled_note(ShardSource(made)), class_zero_note(ShardSource(made)))):
         say(note)
     first: dict[str, str] = {}
     for shard in made.shards:

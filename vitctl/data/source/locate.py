@@ -26,7 +26,7 @@ from vitctl.data.shards.indexing import index_shards, link_shards
 from vitctl.data.source.rows import Ranges
 from vitctl.data.source.splits import ROLES, read_exclusion, without_excluded
 from vitctl.data.source.stores import ShardSource, open_index
-from vitctl.data.source.views import Source, subset, unlabelled_samples
+from vitctl.data.source.views import Source, class_zero_note, subset, unlabelled_samples
 from vitctl.errors import DataError
 from vitctl.system.address import without_queries
 from vitctl.system.files import (
@@ -384,7 +384,7 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
         unlabelled = len(unlabelled_samples(ShardSource(index)))
         without = f", {unlabelled:,} without a label" if unlabelled else ""
         text = f"{count_text(index.num_samples, 'image')} of {classes}{without}, {seconds:.1f} s"
-        end = "; ".join([text, *notes])
+        end = "; ".join(filter(None, [text, *notes, class_zero_note(ShardSource(index))]))
     except DataError as error:
         path, out = (paths[0], f"{paths[0].with_suffix('')}-shards") if len(paths) == 1 else ("SOURCE", "OUT")
         command = f"vitctl data shards {typed(path)} {typed(out)}"

@@ -253,13 +253,22 @@ def _read_column(path: Path, column: str) -> dict[str, str]:
     try:
         text = read_bytes(path, TABLE.limit, error=DataError).decode("utf-8-sig")
         lines = io.StringIO(text, newline="")
-        delimiter = table_delimiter(path, lines, lambda columns: {"path", column} <= {*columns}) or ","
-        rows = [*csv.DictReader(lines, delimiter=delimiter, strict=True)]
+        delimiter = (
+            table_delimiter(path, lines, lambda columns: {"path", column} <= {*_column_names(columns)}) or ","
+        )
+        rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
+        rows.fieldnames = _column_names(rows.fieldnames or ())
         return {row["path"]: row[column] or "" for row in rows}
     except (UnicodeDecodeError, csv.Error, KeyError) as error:
         raise DataError(
             f"{path}: cannot be read as a table with the columns path and {column} ({error})"
         ) from None
+
+
+def _column_names(columns: Sequence[str]) -> list[str]:
+    """Return the names of columns, `path` in small letters, as the readers of tables take it."""
+    names = [name.strip() for name in columns]
+    return ["path" if name.lower() == "path" else name for name in names]
 
 
 def _whole_groups(labels: np.ndarray, groups: np.ndarray, rank: np.ndarray, part: Part) -> np.ndarray:

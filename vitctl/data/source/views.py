@@ -20,7 +20,7 @@ from vitctl.data.shards.tar import padded
 from vitctl.data.source.rows import CHUNK, RandomPart, Ranges, Rows
 from vitctl.data.source.stores import ShardSource, array_digest
 from vitctl.errors import DataError
-from vitctl.system.text import count_text, did_you_mean, nearest, one_line, same_name
+from vitctl.system.text import count_text, did_you_mean, nearest, one_line, same_name, typed
 
 Use = Literal["training", "scoring", "draws", "pixels"]
 
@@ -305,6 +305,21 @@ def unlabelled_note(source: Source) -> str:
     """Return a line about the samples whose label is -1; "" if there are none."""
     unlabelled = unlabelled_samples(source)
     return _unlabelled_text(source, unlabelled) if len(unlabelled) else ""
+
+
+def class_zero_note(source: Source) -> str:
+    """Return a line if classes are called by their numbers and no image is of class 0; "" otherwise."""
+    if tuple(source.class_names[:2]) != ("0", "1"):
+        return ""
+    for begin in range(0, len(source), CHUNK):
+        if (source.labels(np.arange(begin, min(begin + CHUNK, len(source)))) == 0).any():
+            return ""
+    commands = [
+        f", or type `vitctl data shards {typed(folder)} {typed(folder.name)}-from-0 --drop-class 0`"
+        for folder in (split.index.folder for split in split_sources(source)[:1])
+    ]
+    fix = "if the labels count from 1, number them from 0"
+    return f"no image has the label 0, so that class 0 is empty; {fix}{''.join(commands)}"
 
 
 def _unlabelled_text(source: Source, unlabelled: np.ndarray) -> str:

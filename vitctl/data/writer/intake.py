@@ -1,5 +1,6 @@
 """Images and labels on their way into shards: checked, counted, converted."""
 
+import re
 import shlex
 import unicodedata
 from collections import Counter
@@ -99,7 +100,8 @@ Bad = Literal["stop", "skip", "keep"]
 REPORT = "intake.csv"
 RECORD = "photographs.json"  # in the folder of shards of photographs, written last: what they were made of
 _IMAGES_PER_TASK = 64
-NO_LABEL = ("-1", "nan")  # what stands for a missing label in numbers
+# What stands for a missing label, in numbers and in the tables of other programs.
+NO_LABEL = ("-1", "nan", "na", "n/a", "#n/a", "<na>", "nil", "none", "null", "?", "unlabeled", "unlabelled")
 _FEW_CLASSES = 10  # that a command names one by one
 _HEIC = "heic"
 _HEIC_NAMES = (".heic", ".heif", ".hif")
@@ -197,7 +199,7 @@ def check_originals(
     Raises:
         DataError: a class to drop or to keep does not exist, or images with several labels would lose one.
     """
-    if not any(originals.is_user_data for originals in splits.values()):
+    if not drop and not any(originals.is_user_data for originals in splits.values()):
         return Intake(splits, (), (), (), ())
     looked = {
         name: _Split(originals, *_look(originals.items, bad, workers, done))
@@ -378,16 +380,21 @@ def _without_images(names: Sequence[str], num_classes: int, option: str) -> Doub
     counted = f"{count_text(len(names), 'class', 'classes')} of {num_classes:,}"
     shown = f"{', '.join(map(repr, names[:3]))}{' ...' if len(names) > 3 else ''}"
     why = ": class numbers count from 0" if names[0] == "0" else ""
+    if len(names) == num_classes:
+        return keep_doubt(names[0], "no image has a label, so that nothing can be learned: add some; if so,")
     return Doubt(
         f"{counted} without an image ({shown}){why}; add some, or type {shlex.join(options)}", options
     )
 
 
 def _twins(names: Sequence[str], keep: set[str]) -> list[Doubt]:
-    """Return a doubt for each group of class names that differ only in case, blanks or zeros in front."""
+    """Return a doubt for each group of class names that differ only in case, blanks, - or _, invisible
+    characters or zeros in front.
+    """
     groups: dict[str, list[str]] = {}
     for name in names:
-        plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+        seen = "".join(one for one in name if unicodedata.category(one) != "Cf")
+        plain = " ".join(re.split(r"[\s_-]+", unicodedata.normalize("NFKC", seen).casefold().strip()))
         groups.setdefault(plain.lstrip("0") or "0" if plain.isdecimal() else plain, []).append(name)
     doubts = []
     for group in groups.values():

@@ -30,6 +30,7 @@ from vitctl.data.source.views import (
     Source,
     View,
     check_labels,
+    class_zero_note,
     concat,
     of_classes,
     random_subset,
@@ -284,6 +285,7 @@ def sampling_notes(data: TrainImages, source: Source) -> list[str]:
         for part in (source.parts if data.mixture and isinstance(source, View) else (source,))
         if (repeated := num_repeated(part))
     ]
+    notes += filter(None, [class_zero_note(source)])
     is_remote = any(split.index.is_remote for split in split_sources(source))
     some = f"a random subset of {count_text(len(source), 'image')} (data.subset_seed = {data.subset_seed})"
     different = count_text(-(-len(source) // data.repeats), "different image")

@@ -24,6 +24,7 @@ from vitctl.data.shards.index import find_splits
 from vitctl.data.source.locate import locate_all_splits, locate_splits, no_index_message
 from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source, sample_key
+from vitctl.data.writer.intake import LeftOut
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.recipe.images import Place
@@ -148,13 +149,13 @@ def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Sour
         note(f"{text}: skipped {count_text(len(others), 'file')} that are not images: {shown}")
     if not names:
         raise DataError(f"{text}: holds no images")
-    return _files(text, names)
+    return _files(text, names, left_out)
 
 
-def _files(folder: str, names: Sequence[str]) -> list[_File]:
+def _files(folder: str, names: Sequence[str], left_out: Sequence[LeftOut]) -> list[_File]:
     return [
         _File(os.path.join(folder, name), of_class)
-        for name, of_class in zip(names, class_of_each(names, folder), strict=True)
+        for name, of_class in zip(names, class_of_each(names, folder, left_out), strict=True)
     ]
 
 
@@ -208,7 +209,7 @@ def _names_in(stdin: IO[bytes], note: Note) -> Iterator[_File]:
             names, left_out, _ = sort_files(Path(name))
             if left_out:
                 note(f"{name}: skipped {count_text(len(left_out), 'file')} that are not images")
-            yield from _files(name, names)
+            yield from _files(name, names, left_out)
         elif name:
             yield _File(name)
 

@@ -1,6 +1,7 @@
 """Images in one folder per class: a user's tree or tar file, and known sets with fixed classes."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +27,9 @@ from vitctl.data.source.splits import ROLES, TRAIN
 from vitctl.data.writer.intake import Doubt, Item, LeftOut, Originals, keep_doubt
 from vitctl.errors import DataError
 from vitctl.system.text import same_name
+
+_WORDS = "|".join(ROLES)
+_SPLIT_AND_NAME = re.compile(rf"({_WORDS})(?:[\W_]+(.+))?|(.+)[\W_]+({_WORDS})")
 
 
 def read_class_folder(folder: Path) -> dict[str, Originals]:
@@ -131,7 +135,7 @@ def arrange(
     Raises:
         DataError: as `read_class_folder`.
     """
-    places, doubts = _layout([item.key for item in items], source)
+    places, doubts = _layout([item.key for item in items], source, left_out)
     members: dict[str, list[Item]] = {}
     prefixes: dict[str, str] = {}
     for item, (prefix, split, key) in zip(items, places, strict=True):
@@ -173,7 +177,9 @@ class _Place(NamedTuple):
     key: str
 
 
-def _layout(names: Sequence[str], source: str) -> tuple[list[_Place], tuple[Doubt, ...]]:
+def _layout(
+    names: Sequence[str], source: str, left_out: Sequence[LeftOut]
+) -> tuple[list[_Place], tuple[Doubt, ...]]:
     """Return the place of each image by its path, and doubts about the arrangement; raises DataError as
     `arrange`.
     """
@@ -190,15 +196,28 @@ def _layout(names: Sequence[str], source: str) -> tuple[list[_Place], tuple[Doub
     keys = [place.key for place in places]
     if outside := next((key for key in keys if "/" not in key), ""):
         raise DataError(f"{source}: {outside} is not in a class folder, should be <class>/{outside}")
-    return places, _named_like_splits(named_so, others) or _nested(keys, source, in_splits=bool(splits))
+    doubts = _named_like_splits(named_so, others) or _splits_inside(keys)
+    doubts = doubts or _nested(keys, source, in_splits=bool(splits))
+    spelled = {(place.split, place.key.partition("/")[0]) for place in places}
+    for (_, name), count in Counter((split, same_name(folder)) for split, folder in spelled).items():
+        if count > 1:
+            text = f"class {name!r} is two folders, whose accents are stored differently (NFC and NFD):"
+            doubts += (keep_doubt(name, f"{text} rename one if they are two classes; if they are one,"),)
+    classes = {os.path.splitext(name)[0]: _class_of(key) for name, key in zip(names, keys, strict=True)}
+    stems = [os.path.splitext(one.name)[0] for one in left_out if one.name.endswith(".cls")]
+    for stem in [stem for stem in stems if stem in classes][:1]:
+        text = f"class {classes[stem]!r} is the folder of images with own labels, such as {stem}.cls:"
+        text += " if the labels count, give the images as WebDataset shards to --data; if the folders do,"
+        doubts += (keep_doubt(classes[stem], text),)
+    return places, doubts
 
 
-def class_of_each(names: Sequence[str], source: str) -> list[str] | list[None]:
+def class_of_each(names: Sequence[str], source: str, left_out: Sequence[LeftOut]) -> list[str] | list[None]:
     """Return the class that `arrange` finds for each image by its path: "" where the arrangement is in
     doubt, None where it is none of classes.
     """
     try:
-        places, doubts = _layout(names, source)
+        places, doubts = _layout(names, source, left_out)
     except DataError:
         return [None] * len(names)
     return ["" if doubts else _class_of(place.key) for place in places]
@@ -218,6 +237,36 @@ def _named_like_splits(splits: Sequence[str], others: Sequence[str]) -> tuple[Do
         )
         for name in splits[:1]
     )
+
+
+def _splits_inside(keys: Sequence[str]) -> tuple[Doubt, ...]:
+    """Return a doubt if splits seem to be part of the class names, or folders below the classes."""
+    folders = sorted({key.rpartition("/")[0] for key in keys})
+    alike, inner = dict[str, dict[str, str]](), dict[str, set[str]]()
+    for folder in folders:
+        name, *below = map(same_name, folder.split("/"))
+        rest, split = _with_split(name)
+        alike.setdefault(rest, {})[name] = split
+        inner.setdefault(name, set()).update(filter(None, (_with_split(one)[1] for one in below)))
+    for names in alike.values():
+        if len(names) > 1 and any(names.values()):
+            first, second, *_ = names
+            text = f"classes {first!r} and {second!r} differ in the name of a split alone: if they are"
+            text += " splits, make them train/CLASS and test/CLASS; if they are classes,"
+            return (keep_doubt(first, text),)
+    roles = sorted(set().union(*inner.values()))
+    if len(roles) < 2:
+        return ()
+    first = next(name for name, own in inner.items() if own)
+    text = f"class {first!r} holds folders named like splits ({', '.join(roles)} in the classes): if they are"
+    return (keep_doubt(first, f"{text} splits, put them on top, as train/{first}; if not,"),)
+
+
+def _with_split(folder: str) -> tuple[str, str]:
+    """Return a folder's name without the word of a split at its beginning or end, and this split, or ""."""
+    name = folder.lower()
+    found = _SPLIT_AND_NAME.fullmatch(name)
+    return (found[2] or found[3] or "", ROLES[found[1] or found[4]]) if found else (name, "")
 
 
 def _nested(keys: Sequence[str], source: str, *, in_splits: bool) -> tuple[Doubt, ...]:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 from vitctl.data.datasets.readers.original_files import file_size, read_bytes
 from vitctl.data.source.splits import ROLES, table_delimiter
-from vitctl.data.writer.intake import Item, Originals
+from vitctl.data.writer.intake import Doubt, Item, Originals, keep_doubt
 from vitctl.errors import DataError
 from vitctl.system.files import CLASSES, TABLE, error_text, open_regular, parsing
 from vitctl.system.text import one_line, same_name
@@ -47,6 +48,8 @@ def read_table(path: Path) -> dict[str, Originals]:
         delimiter = table_delimiter(path, text, _is_header)
         reader = csv.DictReader(text, delimiter=delimiter or ",", strict=True)
         columns = list(reader.fieldnames or [])
+        if delimiter:
+            reader.fieldnames = columns = _plain(columns)
         if not delimiter:
             raise DataError(
                 f"{path}: columns are {one_line(','.join(columns)[:200])}, should be path,label or "
@@ -66,7 +69,13 @@ def read_table(path: Path) -> dict[str, Originals]:
 
 def _is_header(columns: Sequence[str]) -> bool:
     """Return whether these are the columns of a table of paths, each once."""
-    return len({*columns}) == len(columns) and {*columns} - {GROUP} in _COLUMNS
+    names = {*_plain(columns)}
+    return len(names) == len(columns) and names - {GROUP} in _COLUMNS
+
+
+def _plain(columns: Sequence[str]) -> list[str]:
+    """Return names of columns as they are compared: `Path` and ` label` are path and label."""
+    return [name.strip().lower() for name in columns]
 
 
 def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
@@ -97,9 +106,24 @@ def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
         read = partial(read_bytes, path.parent / row["path"])
         item = Item(row["path"], _label(given, numbers, several=several), read, size)
         splits.setdefault(ROLES.get(split.lower(), split), []).append(item)
+    doubts = _joined(class_names)
     return {
-        split: Originals(items, class_names, str(path), is_user_data=True) for split, items in splits.items()
+        split: Originals(items, class_names, str(path), is_user_data=True, doubts=doubts)
+        for split, items in splits.items()
     }
+
+
+def _joined(class_names: Sequence[str]) -> tuple[Doubt, ...]:
+    """Return a doubt if a class name looks like several labels: other classes have its parts too."""
+    for mark in ",|":
+        parts = {name: [part.strip() for part in name.split(mark)] for name in class_names}
+        counts = Counter(part for own in parts.values() for part in {*own})
+        for name, own in parts.items():
+            if len(own) > 1 and any(counts[part] > 1 for part in own):
+                text = f"class {name!r} looks like several labels, as other classes have parts of it: if they"
+                text += f" are, put ';' for '{mark}' and name the column 'labels'; if it is one class,"
+                return (keep_doubt(name, text),)
+    return ()
 
 
 def _label_names(value: Any, where: str) -> tuple[str, ...]:
@@ -197,7 +221,8 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a table of paths."""
     rows: list[dict[str, Any]] = []
     num_bytes = 0
-    for row in parquet_dicts(path, open_parquet(path), batch_size=1024):
+    for cells in parquet_dicts(path, open_parquet(path), batch_size=1024):
+        row = dict(zip(_plain([*cells]), cells.values(), strict=True))
         if not row["path"] or row.get("label", row.get("labels")) in (None, []):
             raise DataError(f"{path}: should have a path and a label in every row")
         rows.append({**row, "path": str(row["path"])})
