@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -355,6 +356,38 @@ def test_shards__commas_of_names_alone_are_no_doubt(vitctl: Vitctl, tmp_path: Pa
     assert vitctl("data", "shards", "a.csv", "out").code == 0
 
 
+def test_shards__what_other_commands_propose_works_as_typed(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path / "photos", per_class=2)
+    (tmp_path / "tars").mkdir()
+    for name in ("cat", "dog"):
+        with tarfile.open(tmp_path / f"tars/{name}.tar", "w") as tar:
+            tar.add(tmp_path / "photos" / name, ".")
+    for path, mode in (("photos.tar.bz2", "w:bz2"), ("packed.tar", "w:gz")):
+        with tarfile.open(tmp_path / path, mode) as packed:
+            packed.add(tmp_path / "photos", ".")
+    rows = [f"photos/{name}/{n}.jpg,{name}" for name in ("cat", "dog") for n in range(2)]
+    (tmp_path / "a.csv").write_text("\n".join(["path,label", *rows]))
+    for line in (("pretrain", "--recipe", "smoke", "--data"), ("predict",), ("data", "shards")):
+        for source in ("photos.tar.bz2", "packed.tar"):
+            said = vitctl(*line, source, *(["out"] if line[0] == "data" else []))
+            assert said.code == 2 and "unpack" in said.err and "data shards" not in said.err, said.err
+    for source in ("a.csv", "tars"):
+        said = vitctl("predict", source)
+        assert said.code == 2
+        packs, _, command = said.err.rpartition("`")[0].rpartition("`")[2].rpartition("vitctl ")
+        if packs:
+            subprocess.run(shlex.split(packs.removesuffix(" && ")), check=True, cwd=tmp_path)
+        assert vitctl(*shlex.split(command)).code == 0, said.err
+        (index,) = find_splits(tmp_path / f"{source.removesuffix('.csv')}-shards").values()
+        assert open_shards(index).class_names == ("cat", "dog")
+
+
+def test_shards__of_one_class_are_not_proposed_for_training(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path / "photos", ("cat",))
+    said = vitctl("data", "shards", "photos", "out", "--keep-class", "cat")
+    assert said.code == 0 and "of one class" in said.out and "train on them" not in said.out
+
+
 def test_foreign_shards__with_labels_from_one_say_so_at_every_door(vitctl: Vitctl, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "theirs.tar", "w") as tar:
         for n in range(6):
@@ -370,6 +403,10 @@ def test_foreign_shards__with_labels_from_one_say_so_at_every_door(vitctl: Vitct
     command = shlex.split(said[0].partition("or type `")[2].partition("`")[0])
     assert vitctl(*command[1:]).code == 0
     assert open_shards(tmp_path / "P-from-0/P").class_names == ("1", "2")
+    (tmp_path / "Q").mkdir()
+    shutil.copy(tmp_path / "P/0.tar", tmp_path / "Q/0.tar")
+    assert vitctl("data", "shards", "Q", "own").code == 0
+    assert open_shards(tmp_path / "own/Q").class_names == ("0", "1", "2")
     assert text not in vitctl("data", "check", "P-from-0").out
 
 

@@ -116,7 +116,11 @@ def shards(
     choice = default_splits(list(splits))
     if choice is not None and choice.note:
         say(choice.note)
-    say(f"ready in {out}; train on them with --data {out}")
+    is_one = len(next(iter(splits.values())).class_names) == 1
+    then = (
+        "they are of one class, so that none can be learned" if is_one else f"train on them with --data {out}"
+    )
+    say(f"ready in {out}; {then}")
 
 
 def number_of_workers(workers: int) -> int:

@@ -719,7 +719,7 @@ def _check_held_out(split: str, group_by: str, found: FoundWeights, source: Sour
                 f"data.group_by = '{group_by}': {run} held out {split} with '{grouped}'; give that value"
             )
         raise DataError(
-            f"data.eval_split = '{split}': {run} held out other images under this name, and may have been "
-            f"trained on some of these; "
+            f"data.eval_split = '{split}': {run} held out this part of other shards, and may have been "
+            f"trained on some of these images; "
             f"give the data that it was trained on, or score all of another set with --split {whole}"
         )

@@ -431,7 +431,7 @@ def test_data__a_damaged_shard_is_one_line_and_no_index_is_left(
     folder, _, _ = without_index(make_split(20))
     shard = folder / "shard-000001.tar"
     shard.write_bytes(shard.read_bytes()[:3000])
-    with pytest.raises(DataError, match=r"shard-000001.tar: .*; if these are not shards, make") as caught:
+    with pytest.raises(DataError, match=r"shard-000001.tar: .*; if it is an archive, unpack") as caught:
         open_split("train", path=str(folder))
     assert "\n" not in str(caught.value)
     left = {path.name for path in folder.iterdir()} - {".index.partial"}  # the shards that were read

@@ -304,6 +304,8 @@ def _open_folder(folder: Path) -> dict[str, Originals]:
                 f"or move it away"
             )
         return read_parquet(tables)
+    if next(folder.rglob("*.tar"), None) and not sort_files(folder)[0]:
+        return {split: _read_shards(place.folder) for split, place in locate_splits(str(folder), "").items()}
     return read_class_folder(folder)
 
 

@@ -61,7 +61,9 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
 _MAX_NAMES = 10**6
-_PACKED, _UNPACK = (".zip", ".gz", ".tgz", ".xz", ".7z"), "unpack it, and give its folder"
+TABLES = (".csv", ".tsv", ".parquet")
+PACKED = (".zip", ".gz", ".tgz", ".xz", ".txz", ".bz2", ".tbz2", ".zst", ".7z", ".rar")
+_UNPACK = "if it is an archive, unpack it, and give its folder"
 _ASKED, _MAX_ASKED_BYTES = f"{INDEX_FILE}.asked", 1000  # the start of a command that asked for it last
 _LOOKED_FOR = ("train", "validation", "val", "test", "train800", "val200", "train800val200")
 _LOCK = ".index.lock"
@@ -184,8 +186,8 @@ def no_index_message(path: str, split: str = "train") -> str:
         return f"{path}: is empty; should be a folder of shards made by `vitctl data shards`"
     shard = next(folder.rglob("*.tar"), None)
     is_file = not folder.is_dir()
-    is_source = is_file or any(one.suffix == ".parquet" or one.is_dir() for one in folder.iterdir())
-    if shard is None and is_source and folder.suffix.lower() not in _PACKED:
+    inside = [folder] if is_file else [*folder.iterdir()]
+    if shard is None and any(one.suffix.lower() in TABLES or one.is_dir() for one in inside):
         out = typed(f"{folder.with_suffix('') if is_file else path.rstrip('/')}-shards")
         return (
             f"{path}: holds no shards; make them with `vitctl data shards {typed(path)} {out}`, then give "
@@ -386,9 +388,12 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
         text = f"{count_text(index.num_samples, 'image')} of {classes}{without}, {seconds:.1f} s"
         end = "; ".join(filter(None, [text, *notes, class_zero_note(ShardSource(index))]))
     except DataError as error:
-        path, out = (paths[0], f"{paths[0].with_suffix('')}-shards") if len(paths) == 1 else ("SOURCE", "OUT")
-        command = f"vitctl data shards {typed(path)} {typed(out)}"
-        raise DataError(f"{error}; if these are not shards, make some: `{command}`") from None
+        path = paths[0] if len(paths) == 1 else Path(f"{paths[0].parent.resolve()}.tar")
+        pack = "" if path in paths else f"tar -C {typed(paths[0].parent)} -cf {typed(path)} . && "
+        out = f"{path.with_suffix('')}-shards"
+        command = f"{pack}vitctl data shards {typed(path)} {typed(out)}"
+        fix = f"if these are not shards, make some: `{command}`"
+        raise DataError(f"{error}; {_UNPACK if 'uncompressed' in str(error) else fix}") from None
     finally:
         _show(end)
 

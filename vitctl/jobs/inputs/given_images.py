@@ -21,7 +21,7 @@ from vitctl.data.images.image_types import IMAGE_EXTENSIONS, SYSTEM_FILE
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.inspect.overview import choose
 from vitctl.data.shards.index import find_splits
-from vitctl.data.source.locate import locate_all_splits, locate_splits, no_index_message
+from vitctl.data.source.locate import PACKED, TABLES, locate_all_splits, locate_splits, no_index_message
 from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source, sample_key
 from vitctl.data.writer.intake import LeftOut
@@ -119,6 +119,8 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | _
     if os.path.lexists(path):
         if path.is_dir():
             return _in_folder(text, place, split, note)
+        if path.suffix.lower() in (*TABLES, *PACKED):
+            raise DataError(no_index_message(text))
         return [_shards(text, split, place, note)] if text.endswith(".tar") else [_File(text)]
     where, own = _parted(text)
     if own or _is_pattern_of_shards(where) or (is_remote(text) and split):

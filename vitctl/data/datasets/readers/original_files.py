@@ -176,7 +176,9 @@ def _members(path: Path, file: IO[bytes]) -> Packed:
                     found.left_out.append(LeftOut(name, "a FIFO, a socket or a device"))
             check_end(path, tar)
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
-        raise DataError(f"{path}: not a complete, uncompressed tar file ({error})") from None
+        raise DataError(
+            f"{path}: not a complete, uncompressed tar file ({error}); unpack it, and give its folder"
+        ) from None
     folders = {*found.folders}
     if links:  # archives of other programs may have no headers of folders
         folders |= {str(parent) for name in places for parent in PurePosixPath(name).parents}
