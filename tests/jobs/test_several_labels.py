@@ -80,6 +80,6 @@ def test_several_labels__are_learned_and_scored(shards: Path, tmp_path: Path) ->
     assert sum(own == {*row} - {-1} for own, row in zip(found, source.labels().tolist(), strict=True)) >= 12
     assert max(sum(p for _, p in one.classes) for one in told) > 1  # each class has a probability of its own
     with pytest.raises(
-        RecipeError, match=r"'softmax' needs one label per image, .* set loss\.name = 'sigmoid'"
+        RecipeError, match=r"'softmax' needs one label per image, .* type --set loss.name=sigmoid"
     ):
         do(TINY, tmp_path / "softmax", **{**values, "loss.name": "softmax"})

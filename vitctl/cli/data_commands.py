@@ -33,8 +33,8 @@ def shards(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="Folder or .tar of class folders, .csv/.tsv of path,label[,split], torchvision:NAME, "
-            "ImageNet's archives, .parquet, or shards",
+            help="Folder or .tar of class folders, .csv/.tsv of path,label[,split] or "
+            "path,labels (cat;wild), torchvision:NAME, ImageNet's archives, .parquet, or shards",
         ),
     ],
     out: Annotated[

@@ -735,7 +735,7 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs, nodes: int) -> 
             may_have_several and recipe.loss.name == "softmax",
             f"loss.name = 'softmax' needs one label per image, but those of '{recipe.data.train_split}' "
             f"may have several; "
-            "set loss.name = 'sigmoid'",
+            "type --set loss.name=sigmoid",
         ),
     )
     for source in (train, *(inputs.tried or ())[:1]):

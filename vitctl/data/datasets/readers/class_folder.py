@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -169,19 +168,13 @@ def arrange(
     }
 
 
-class _Place(NamedTuple):
-    """Where an image is: the folder of its split, with a slash, or ""; the split; its path within."""
-
-    prefix: str
-    split: str
-    key: str
-
-
 def _layout(
     names: Sequence[str], source: str, left_out: Sequence[LeftOut]
-) -> tuple[list[_Place], tuple[Doubt, ...]]:
+) -> tuple[list[tuple[str, str, str]], tuple[Doubt, ...]]:
     """Return the place of each image by its path, and doubts about the arrangement; raises DataError as
     `arrange`.
+
+    A place is the folder of its split, with a slash, or ""; the split; the path within.
     """
     if not names:
         raise DataError(f"{source}: no images found, should hold <class>/<image> or train/<class>/<image>")
@@ -189,16 +182,16 @@ def _layout(
     splits = [top for top in tops if top.lower() in ROLES]
     others = [top for top in tops if top not in splits]
     named_so, splits = (splits, []) if others else ([], splits)
-    places = [_Place("", TRAIN, name) for name in names]
+    places = [("", TRAIN, name) for name in names]
     if splits:
         parts = [name.partition("/") for name in names]
-        places = [_Place(top + slash, ROLES[top.lower()], key) for top, slash, key in parts]
-    keys = [place.key for place in places]
+        places = [(top + slash, ROLES[top.lower()], key) for top, slash, key in parts]
+    keys = [key for *_, key in places]
     if outside := next((key for key in keys if "/" not in key), ""):
         raise DataError(f"{source}: {outside} is not in a class folder, should be <class>/{outside}")
     doubts = _named_like_splits(named_so, others) or _splits_inside(keys)
     doubts = doubts or _nested(keys, source, in_splits=bool(splits))
-    spelled = {(place.split, place.key.partition("/")[0]) for place in places}
+    spelled = {(split, key.partition("/")[0]) for _, split, key in places}
     for (_, name), count in Counter((split, same_name(folder)) for split, folder in spelled).items():
         if count > 1:
             text = f"class {name!r} is two folders, whose accents are stored differently (NFC and NFD):"
@@ -220,7 +213,7 @@ def class_of_each(names: Sequence[str], source: str, left_out: Sequence[LeftOut]
         places, doubts = _layout(names, source, left_out)
     except DataError:
         return [None] * len(names)
-    return ["" if doubts else _class_of(place.key) for place in places]
+    return ["" if doubts else _class_of(key) for *_, key in places]
 
 
 def _class_of(key: str) -> str:
