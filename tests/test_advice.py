@@ -29,12 +29,13 @@ Text = tuple[str, str]  # module, text
 PATH, RUN, TWO = "data/mine", "runs/a", "train-{0000..0001}.tar"
 FILLED = {
     **dict.fromkeys(
-        ("root", "path", "typed", "parent", "folder", "place", "places", "out", "ROOT", "FOLDER"), PATH
+        ("root", "path", "typed", "parent", "folder", "place", "places", "out", "PLACE", "ROOT", "FOLDER"),
+        PATH,
     ),
     **dict.fromkeys(
         ("PHOTOS", "NEW_PHOTOS", "IMAGES", "IMAGENET_FOLDER", "SHARDS", "SOURCE", "OUT", "NEW"), PATH
     ),
-    **dict.fromkeys(("run_dir", "training", "pretrain", "weights", "...", "RUN"), RUN),
+    **dict.fromkeys(("run", "run_dir", "training", "pretrain", "weights", "...", "RUN"), RUN),
     **dict.fromkeys(("NAME", "name", "dataset", "SPLIT", "WORD"), "digits"),
     **dict.fromkeys(("job", "values"), "pretrain"),
     "DOTS": PATH,  # `vitctl data dedup ... --apply`: what was typed
@@ -51,7 +52,7 @@ FILLED = {
     "plot": "fig5.png",
     "scheme": "s3",
     "of_data": " --allow data",
-    "sets": "--set optimizer.lr=0.1 --allow optimizer.lr",
+    "sets": " --set optimizer.lr=0.1",
     "source": "model.onnx",
     "steps": "3:4",
     "text": TWO,

@@ -178,7 +178,7 @@ def find_member(env: Environment = os.environ) -> Member | None:
     if others and not is_alone:
         said = " and ".join(f"{name} is {one_line(env[name][:50])}" for name in others)
         raise LaunchError(
-            f"environment: {said}, as in one of several processes; vitctl runs under srun, torchrun or "
+            f"environment: {said}, as in one of several processes; vitctl is started by srun, torchrun or "
             f"accelerate launch, not under mpirun: leave mpirun out, or to compute in this process alone "
             f"`unset {' '.join(others)}`"
         )
