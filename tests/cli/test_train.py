@@ -89,13 +89,13 @@ def test_recipe__is_read_and_checked_once(
     assert read == ["recipe.toml"] * 2
 
 
-def test_pretrain__flags_are_overrides_and_go_before_set(
+def test_pretrain__flags_are_overrides_and_set_does_not_contradict_them(
     vitctl: Vitctl, tiny_data: Path, tmp_path: Path
 ) -> None:
-    vitctl(
-        *f"pretrain -r {TINY} --data {tiny_data} -o run -s seed=3 --seed 4 -s log.every_steps=2".split(),
-        *SHORT,
-    )
+    line = f"pretrain -r {TINY} --data {tiny_data} -o run --seed 4 -s log.every_steps=2".split()
+    said = vitctl(*line, "-s", "seed=3")
+    assert (said.code, "--seed sets seed = 4, and --set seed = 3; leave one" in said.err) == (2, True)
+    assert vitctl(*line, "-s", "seed=4", *SHORT).code == 0
     text = (tmp_path / "run" / "recipe.toml").read_text()
     assert "seed = 4                                  # --seed" in text
     assert "every_steps = 2                           # --set" in text

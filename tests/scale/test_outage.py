@@ -97,12 +97,12 @@ def test_outage__at_the_start_is_waited_out_by_the_same_rule(
 
 
 def test_outage__at_the_start_of_two_processes_exits_with_3(tiny_data: Path, tmp_path: Path) -> None:
-    """Rank 0 prepares the run, and tells the others; a scheduler starts all of them again."""
+    """Each process says why it does not come to where they meet; a scheduler starts all of them again."""
     with serving(tiny_data, Leaving(-1, 1e9)) as url:
         values = {**VALUES, "machine.processes": 2, "data.patience": 1.0}
         line = command(tmp_path / "run", url, **values)  # type: ignore[arg-type]
         assert two_processes(line, tmp_path / "out.txt") == (3, 3)
-    assert (tmp_path / "out.txt").read_text().count("gave up after") == 1
+    assert (tmp_path / "out.txt").read_text().count("gave up after") in (1, 2)
 
 
 def run(folder: Path, data: str, *more: str, **values: Any) -> "subprocess.CompletedProcess[str]":

@@ -24,7 +24,7 @@ WRITES = {
     "bench/largest_batch.py:reset_peak": "/proc/self/clear_refs",
     "cli/app.py:_make_streams_safe": "/dev/null",
     "cli/app.py:_discard_unwritten": "/dev/null",
-    "cli/run_job.py:start_command": "/dev/null",
+    "system/screen.py:silence": "/dev/null",
     "system/screen.py:_drop": "/dev/null",
     "data/inspect/check_shards.py:_opened_shard": "in a temporary folder of our own",
     "verify/rerun.py:_copy": "in a temporary folder of our own",

@@ -67,7 +67,7 @@ def finetune(
         overrides: values of recipe keys, by the dotted names that --set takes.
         report: called with each record of the log, a dictionary; after an error of its own no more.
         flags: of the command, without the dashes: data, dataset, from_, weights, model, res, lr, steps,
-            epochs, batch_size, seed, processes, precision. They take precedence over `overrides`.
+            epochs, batch_size, seed, processes, precision. `overrides` may not contradict them.
 
     Returns:
         `folder`, `status`, `metrics`, `provenance` and `files`. A signal such as that of Ctrl-C saves and

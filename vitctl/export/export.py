@@ -17,7 +17,7 @@ import torch
 
 from vitctl.engine.computation import Kernels, use_kernels, versions
 from vitctl.engine.journal import LOG, Journal, Report, silent
-from vitctl.engine.preemption import StopFlag
+from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import CheckpointError, RecipeError, refuse
 from vitctl.export.graph import Raw
 from vitctl.export.preprocess import IN_GRAPHS
@@ -131,7 +131,7 @@ def export(
 
     Raises:
         CheckpointError: a written file disagrees with the model, or loses accuracy; it is not kept.
-        Stopped: a signal came; no file is kept.
+        Stopped: a signal came; the files of earlier formats are complete and verified.
     """
     stop = StopFlag() if stop is None else stop
     options = recipe.export
@@ -176,8 +176,15 @@ def export(
         resizing = check(row) if graph.preprocess is None else None
         return ExportRequest(row, found, graph, run_dir, name, options, resizing, images, model_score)
 
+    written: list[tuple[ExportRequest, Path, Exported]] = []
     with ExitStack() as asides:
-        written = [asides.enter_context(_verified(request(FORMATS[to]))) for to in dict.fromkeys(options.to)]
+        try:
+            for to in dict.fromkeys(options.to):
+                written.append(asides.enter_context(_verified(request(FORMATS[to]))))
+        except Stopped:
+            for _, aside, done in written:
+                _keep(aside, done)
+            raise
         for one, aside, done in written:
             _keep(aside, done)
             to, resizing = one.row.name, one.resizing
