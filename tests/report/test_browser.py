@@ -189,7 +189,8 @@ def wide_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split, size in (("train", 48), ("test", 24)):
         items = shapes.items("shape", split, size, seed=0, image_size=16)
         write_split(items, root / "data" / split, WIDE, seed=0, source_text="test")
-    steps = {"schedule.total_steps": 1, "schedule.warmup_steps": 0, "optimizer.lr": 1e-9}
+    steps = {"schedule.total_steps": 1, "schedule.warmup_steps": 0}
+    steps |= {"optimizer.lr": 1e-9, "schedule.end_lr": 0.0}
     values = {"data.path": str(root / "data"), **CPU}
     do(TINY, root / "run", **values, **steps, **{"loss.name": "softmax"})
     scored = {"weights.source": str(root / "run"), "evaluation.answers": str(root / "answers.csv")}
