@@ -395,5 +395,6 @@ def test_read_answers__refuses_other_tables(tmp_path: Path) -> None:
 def test_answers__names_may_hold_what_separates_them(
     truth: list[str], answer: str, right: bool, tmp_path: Path
 ) -> None:
-    write_answers(tmp_path / "a.csv", [("x", joined(truth), answer, 0.5, 0.25, None)])
-    assert is_right(read_answers(tmp_path / "a.csv")[0]) == right
+    for written in (joined([answer]), answer):  # the second by earlier releases
+        write_answers(tmp_path / "a.csv", [("x", joined(truth), written, 0.5, 0.25, None)])
+        assert is_right(read_answers(tmp_path / "a.csv")[0]) == right

@@ -593,7 +593,7 @@ def _answers(
         (
             sample_key(source, sample),
             joined(names[label] for label in np.atleast_1d(truth[sample]) if label >= 0),
-            names[int(row[0])],
+            joined([names[int(row[0])]]),
             row[half],
             row[half] - (row[half + 1] if half > 1 else 0.0),
             row[2 * half] if single else None,
