@@ -219,6 +219,29 @@ def test_shards__a_folder_that_cannot_be_read_is_an_error(vitctl: Vitctl, tmp_pa
     assert said.code == 2 and "cannot be read (Permission denied)" in said.err
 
 
+def test_shards__a_class_is_not_dropped_and_kept(vitctl: Vitctl, tmp_path: Path) -> None:
+    """Twins of two splits were both: what was proposed kept a class, and dropped its images."""
+    plant(tmp_path / "p" / "train", per_class=2)
+    plant(tmp_path / "p" / "test", ("cat\u200b", "dog"), 2)
+    said = vitctl("data", "shards", "p", "out").out
+    assert "are named nearly the same" in said and "--drop-class" not in said
+    said = vitctl("data", "shards", "p", "out", "--drop-class", "dog", "--keep-class", "dog").err
+    assert "--drop-class and --keep-class name 'dog'" in said
+    assert vitctl("data", "shards", "p", "a", "--drop-class", "cat\u200b").code == 0
+    assert "there is no class 'nope'" in vitctl("data", "shards", "a", "b", "--keep-class", "nope").err
+
+
+def test_photographs_beside_a_tar__are_refused_at_every_door(vitctl: Vitctl, tmp_path: Path) -> None:
+    """`data shards` read the photographs, and all others the tar, without a word."""
+    plant(tmp_path / "p", per_class=2)
+    assert vitctl("data", "shards", "p", "s").code == 0
+    for path in (tmp_path / "s/train").glob("*.tar"):
+        path.rename(tmp_path / "p" / path.name)
+    for door in (("data", "shards", "p", "out"), ("finetune", "--data", "p", "--dry-run", "--from", "none")):
+        said = vitctl(*door)
+        assert (said.code, "and photographs such as" in said.err) == (2, True), (door, said.err)
+
+
 def test_shards__a_set_in_one_piece_says_how_it_will_be_cut(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos")
     said = vitctl("data", "shards", "photos", "out")

@@ -243,7 +243,7 @@ def test_prepare__a_finished_run_cannot_end_earlier(stopped: Path) -> None:
 
 def records_of(folder: Path) -> dict[str, bytes]:
     """What describes a run; a refused launch may add to its logs alone."""
-    names = ("recipe.toml", "env.json", "launch.txt", ALLOWED)
+    names = ("recipe.toml", "env.json", "launch.txt", ALLOWED, "result.json")
     return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
 
 

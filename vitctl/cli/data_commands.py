@@ -332,7 +332,7 @@ def index(
     from vitctl.data.shards.index import INDEX_FILE
     from vitctl.data.shards.indexing import check_same_shards, index_addresses, index_shards, link_shards
     from vitctl.data.shards.tar import Fields
-    from vitctl.data.source.locate import INDEXED, expand
+    from vitctl.data.source.locate import INDEXED, expand, tars
     from vitctl.data.source.stores import ShardSource
     from vitctl.data.source.views import class_zero_note, unlabelled_note
     from vitctl.errors import DataError, writing
@@ -343,7 +343,7 @@ def index(
     places = [
         place
         for name in names
-        for place in (sorted(map(str, Path(name).glob("*.tar"))) if Path(name).is_dir() else [name])
+        for place in (sorted(map(str, tars(Path(name), "*.tar"))) if Path(name).is_dir() else [name])
     ]
     if not places:
         raise DataError(f"{shards[0]}: no .tar files here; give the shards or the folder that holds them")

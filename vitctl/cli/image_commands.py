@@ -253,7 +253,9 @@ def inspect(
     from vitctl.cli.run_job import fitted
     from vitctl.cli.show.console import fetch_weights, progress_bar, waiting
     from vitctl.errors import RecipeError, writing
+    from vitctl.system.files import check_free
 
+    check_free("--out", out, ())
     with waiting("starting"):
         from vitctl.jobs.inspection import inspect as draw
         from vitctl.recipe.load import Override, load_recipe

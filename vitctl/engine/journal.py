@@ -53,8 +53,8 @@ STATE = "state.json"
 STEPS_HEAD, LOG_HEAD, UNRECORDED, COMPUTED_ON = "steps_head", "log_head", "unrecorded", "computed_on"
 STEPS = "step_*"
 ALLOWED, ENVIRONMENT, LAUNCH = "allowed.json", "env.json", "launch.txt"
-# What `keep_records` keeps.
-BEFORE, _KEPT = ".before", (ALLOWED, ENVIRONMENT, LAUNCH, RECIPE)  # the last one says that all are there
+# What `keep_records` keeps; the last one says that all are there.
+BEFORE, _KEPT = ".before", (ALLOWED, ENVIRONMENT, LAUNCH, RESULT, RECIPE)
 # The names that an option of a run may not give to a file in the run's folder.
 RUN_FILES = (
     *(RECIPE, RESULT, STEP_RECORDS, TRACE, ALLOWED, "log.jsonl", "skipped.jsonl", "bad_samples.jsonl"),
@@ -407,6 +407,16 @@ def read_records(path: Path) -> list[Record]:
         return []
     lines = (line.decode(errors="replace") for line in whole_lines(path))
     return [record for line in lines if (record := _parse_record(line)) is not None]
+
+
+def read_own_records(path: Path) -> list[Record]:
+    """Return the records of a log whose lines follow each other, or raise CheckpointError."""
+    if os.path.lexists(path) and (line := read_chain(path).broken_at):
+        raise CheckpointError(
+            f"{path}: line {line} does not follow the one before: the log was changed, and its numbers are "
+            f"not shown; copy the log of this run back"
+        )
+    return read_records(path)
 
 
 def parse_records(text: str) -> list[Record]:

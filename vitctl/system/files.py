@@ -258,8 +258,10 @@ def check_free(flag: str, file: Path, taken: Iterable[Path], mark: bytes = b"") 
     path = file.resolve()
     if {path, *path.parents} & {one.resolve() for one in taken}:
         raise RecipeError(f"{flag} {file}: the command itself reads or writes this file; give another name")
-    if (path.parent / "state.json").exists():
+    if any((folder / "state.json").exists() for folder in (path, path.parent)):
         raise RecipeError(f"{flag} {file}: is in a checkpoint of a run; give another name")
+    if (path / "recipe.toml").exists():
+        raise RecipeError(f"{flag} {file}: is the folder of a run; give another name")
     if mark and path.is_file():
         with path.open("rb") as old:
             if mark not in old.read(1024):

@@ -12,6 +12,7 @@ from PIL import Image
 from tests.conftest import TINY
 from tests.trained import CPU, do, made_once
 from vitctl import load_classifier
+from vitctl.cli.show.run_views import show_run
 from vitctl.engine.journal import RUN_FILES, json_digest
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.inputs.weights import find_weights
@@ -257,6 +258,19 @@ def test_a_result_of_other_weights__is_reported_by_none(
         assert (line.state, line.number) == ("invalid", None)
     with pytest.raises(CheckpointError, match=words):
         newest_run("finetune", run.parent)
+
+
+def test_a_log_that_was_changed__gives_no_numbers(run: Path, tmp_path: Path) -> None:
+    """Its curve was drawn."""
+    assert not read_run(run, "a").problems
+    text = (run / "log.jsonl").read_text()
+    (run / "log.jsonl").write_text(text.replace('"loss": ', '"loss": 9', 1))
+    found = read_run(run, "a")
+    assert not found.records and "the log was changed, and its numbers are not shown" in found.problems[0]
+    write_report([run], tmp_path / "page.html")
+    assert "the log was changed" in (tmp_path / "page.html").read_text()
+    with pytest.raises(CheckpointError, match="does not follow the one before"):
+        show_run(run)
 
 
 def test_verify__without_the_checkpoint_of_the_result_publishes_nothing(run: Path, other: Path) -> None:

@@ -229,6 +229,40 @@ def test_problem_type__of_a_folder_written_before_it_was_is_the_recorded_loss(
 
 
 @pytest.mark.parametrize(
+    ("to", "file", "name", "value"),
+    [
+        ("hf", "config.json", "num_attention_heads", 4),
+        ("hf", "config.json", "num_attention_heads", None),  # transformers takes 12
+        ("timm", "config.json", "model_args.num_heads", 4),
+        ("hf", "preprocessor_config.json", "resample", 0),
+    ],
+)
+def test_vitctl_key__does_not_hide_what_was_edited(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path, to: str, file: str, name: str, value: int | None
+) -> None:
+    """The key won, and other programs followed the edit."""
+    write_weights(make_weights(plain), tmp_path, to)
+    if not (tmp_path / file).exists():
+        (tmp_path / file).write_text(json.dumps({"image_processor_type": "ViTImageProcessor", "resample": 2}))
+    ours = {"num_heads": plain.num_heads, "preprocessing": {"resample": "bilinear"}}
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vitctl": ours}))
+    read_weights(tmp_path)
+    told = json.loads((tmp_path / file).read_text())
+    section, _, key = name.rpartition(".")
+    inner = told[section] if section else told
+    if value is None:
+        del inner[key]
+    else:
+        inner[key] = value
+    (tmp_path / file).write_text(json.dumps(told))
+    with pytest.raises(
+        CheckpointError, match=f"{name} is {value or 12}, and the vitctl key|{name} is 'nearest"
+    ):
+        read_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("to", "change", "words"),
     [
         ("hf", {"id2label": {"1": "a", "2": "b", "3": "c"}}, "names 3 classes, numbered 1 to 3, .* 0 to 2;"),

@@ -24,7 +24,7 @@ from vitctl.data.datasets.vtab import (
     names_digest,
 )
 from vitctl.data.shards.index import find_splits
-from vitctl.data.source.locate import locate_splits, no_index_message
+from vitctl.data.source.locate import check_one_kind, locate_splits, no_index_message, tars
 from vitctl.data.source.splits import resolve, select
 from vitctl.data.source.stores import ShardSource, SyntheticSource, open_index
 from vitctl.data.source.views import Source, source_texts, split_sources
@@ -304,7 +304,9 @@ def _open_folder(folder: Path) -> dict[str, Originals]:
                 f"or move it away"
             )
         return read_parquet(tables)
-    if next(folder.rglob("*.tar"), None) and not sort_files(folder)[0]:
+    if tar := next(tars(folder), None):
+        check_one_kind(folder, tar)
+    if tar and not sort_files(folder)[0]:
         return {split: _read_shards(place.folder) for split, place in locate_splits(str(folder), "").items()}
     return read_class_folder(folder)
 

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from braceexpand import braceexpand
 
+from vitctl.data.images.image_types import exclusion_reason, is_system_file
 from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import INDEX_FILE, find_splits, table_limits
 from vitctl.data.shards.indexing import index_shards, link_shards
@@ -184,7 +185,7 @@ def no_index_message(path: str, split: str = "train") -> str:
         return f"{path}: no such folder{f'; did you mean {folder.parent / near[0]}?' if near else ''}"
     if folder.is_dir() and not any(folder.iterdir()):
         return f"{path}: is empty; should be a folder of shards made by `vitctl data shards`"
-    shard = next(folder.rglob("*.tar"), None)
+    shard = next(tars(folder), None)
     is_file = not folder.is_dir()
     inside = [folder] if is_file else [*folder.iterdir()]
     if shard is None and any(one.suffix.lower() in TABLES or one.is_dir() for one in inside):
@@ -277,16 +278,35 @@ def _index_folder(folder: Path, splits: Sequence[str]) -> None:
             folder is read-only.
     """
     candidates = [folder]
-    has_shards = any(folder.glob("*.tar")) and not any(folder.glob(f"*/{INDEX_FILE}"))
+    has_shards = any(tars(folder, "*.tar")) and not any(folder.glob(f"*/{INDEX_FILE}"))
     if not has_shards and not (folder / INDEX_FILE).exists():
         names = dict.fromkeys((*splits, *ROLES))
         candidates = [inside(folder, name, error=DataError) for name in names if name]
     for candidate in candidates:
         if (candidate / INDEX_FILE).exists():
             _check_none_added(candidate)
-        elif paths := sorted(candidate.glob("*.tar")):
+        elif paths := sorted(tars(candidate, "*.tar")):
+            check_one_kind(folder, paths[0])
             _check_one_split(candidate, paths)
             _index_once(candidate, paths)
+
+
+def tars(folder: Path, pattern: str = "**/*.tar") -> Iterator[Path]:
+    """Yield the tar files of a folder, without hidden ones and those of operating systems."""
+    return (one for one in folder.glob(pattern) if not is_system_file(one.relative_to(folder).as_posix()))
+
+
+def check_one_kind(folder: Path, shard: Path) -> None:
+    """Raise DataError if a folder holds a tar and several folders of photographs: only one would be read."""
+    images = dict[Path, Path]()
+    for path in folder.glob("*/**/*"):
+        if not exclusion_reason(path.as_posix(), bytes):
+            images.setdefault(path.parent, path)
+        if len(images) > 1:
+            raise DataError(
+                f"{folder}: holds {one_line(str(shard.relative_to(folder)))} and photographs such as "
+                f"{one_line(str(path.relative_to(folder)))}; move one of them away"
+            )
 
 
 def _check_none_added(folder: Path) -> None:
@@ -295,7 +315,7 @@ def _check_none_added(folder: Path) -> None:
         index = open_index(folder)
     except DataError:  # reported where this split is opened, if it is
         return
-    added = sorted({path.name for path in folder.glob("*.tar")} - {shard.name for shard in index.shards})
+    added = sorted({path.name for path in tars(folder, "*.tar")} - {shard.name for shard in index.shards})
     if index.source == INDEXED and added:
         raise DataError(
             f"{folder}: {count_text(len(added), 'shard')} added after it was indexed (such as "

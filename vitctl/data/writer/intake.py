@@ -199,7 +199,7 @@ def check_originals(
     Raises:
         DataError: a class to drop or to keep does not exist, or images with several labels would lose one.
     """
-    if not drop and not any(originals.is_user_data for originals in splits.values()):
+    if not (drop or keep) and not any(originals.is_user_data for originals in splits.values()):
         return Intake(splits, (), (), (), ())
     looked = {
         name: _Split(originals, *_look(originals.items, bad, workers, done))
@@ -315,6 +315,8 @@ def _check_named(looked: Mapping[str, _Split], drop: Sequence[str], keep: Sequen
     for name in (*drop, *keep):
         if name not in known:
             raise no_class(name, sorted(known))
+    if both := {*drop} & {*keep}:
+        raise DataError(f"--drop-class and --keep-class name {min(both)!r}: leave one of them out")
     if drop and _has_several(looked):
         raise DataError(
             "--drop-class: these images have several labels each; remove the label from the table"
@@ -354,8 +356,9 @@ def _doubts(looked: Mapping[str, _Split], drop: set[str], keep: set[str]) -> lis
     ]
     if without and not keep & set(without):
         doubts.append(_without_images(without, len(names), choices[0]))
+    twins = _twins(kept, keep)
     for label, name in enumerate(names):
-        if name in drop or name in keep:
+        if name in drop | keep or any(name in one.options for one in twins):
             continue
         if name.lower() in NO_LABEL:
             doubts.append(keep_doubt(name, f"class {name!r} is named like a missing label: rename it, or"))
@@ -365,7 +368,7 @@ def _doubts(looked: Mapping[str, _Split], drop: set[str], keep: set[str]) -> lis
         elif is_usable and "train" in usable and not usable["train"][label]:
             where = " and ".join(split for split, counts in usable.items() if counts[label])
             doubt(name, f"is in {where} alone, so that it cannot be learned:", choices)
-    doubts += _twins(kept, keep)
+    doubts += twins
     named = [word for one in doubts for word in one.options]
     left = [name for name in kept if ("--drop-class", name) not in pairwise(named)]
     if len(left) == 1 and left[0] not in keep | {*named}:

@@ -18,7 +18,7 @@ from vitctl.data.datasets.catalog import find_data_set, missing_shards, open_ori
 from vitctl.data.datasets.readers.imagenet import is_part_of_imagenet
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.shards.index import find_splits
-from vitctl.data.source.locate import locate_splits, no_index_message
+from vitctl.data.source.locate import locate_splits, no_index_message, tars
 from vitctl.data.source.splits import (
     NOT_TRAINED,
     ROLES,
@@ -80,7 +80,7 @@ _MOST_EXPLAINED = 3  # data sets whose missing files are named one by one
 def is_photographs(path: str) -> bool:
     """Return whether a path is a local folder with class folders and no shards."""
     folder = Path(path)
-    if not path or not folder.is_dir() or find_splits(folder) or next(folder.rglob("*.tar"), None):
+    if not path or not folder.is_dir() or find_splits(folder) or next(tars(folder), None):
         return False
     return any(one.is_dir() and not one.name.startswith(".") for one in folder.iterdir())
 
@@ -361,7 +361,8 @@ def check_choices(loaded: Loaded, before: Recipe | None = None) -> None:
         RecipeError: there is such a value.
     """
     recipe = loaded.recipe
-    if isinstance(before, Pretrain | Finetune) and _choices(before) == _choices(recipe):
+    is_same_job = isinstance(before, Pretrain | Finetune) and before.job == recipe.job
+    if is_same_job and _choices(before) == _choices(recipe):
         return
     if isinstance(recipe, Evaluate) and recipe.evaluation.fit_temperature:
         origin, split = loaded.origin("data.eval_split"), recipe.data.eval_split
@@ -395,7 +396,7 @@ def check_choices(loaded: Loaded, before: Recipe | None = None) -> None:
     )
 
 
-def _choices(recipe: Recipe) -> tuple[object, ...]:
+def _choices(recipe: Recipe | None) -> tuple[object, ...]:
     """Return the values that `check_choices` checks."""
     assert isinstance(recipe, Pretrain | Finetune)
     chosen = recipe.evaluation.select_best, recipe.data.eval_split, getattr(recipe, "sweep", None)

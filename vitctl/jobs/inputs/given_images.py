@@ -21,7 +21,7 @@ from vitctl.data.images.image_types import IMAGE_EXTENSIONS, SYSTEM_FILE
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.inspect.overview import choose
 from vitctl.data.shards.index import find_splits
-from vitctl.data.source.locate import PACKED, TABLES, locate_all_splits, locate_splits, no_index_message
+from vitctl.data.source.locate import PACKED, TABLES, locate_all_splits, locate_splits, no_index_message, tars
 from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source, sample_key
 from vitctl.data.writer.intake import LeftOut
@@ -144,7 +144,7 @@ def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Sour
     if find_splits(folder):
         return [_shards(text, split, place, note)]
     names, left_out, _ = sort_files(folder)
-    if not names and next(folder.rglob("*.tar"), None):
+    if not names and next(tars(folder), None):
         return [_shards(text, split, place, note)]
     if others := [one.name for one in left_out if one.reason != SYSTEM_FILE]:
         shown = ", ".join(others[:_NAMED]) + (", ..." if len(others) > _NAMED else "")

@@ -29,6 +29,7 @@ from vitctl.models.weights.layouts import (
     View,
     WeightsLayout,
     block,
+    check_own,
     check_sizes,
     contradiction,
     entry,
@@ -562,6 +563,9 @@ def _describe(
     heads = (
         told or beside.num_heads or config.get("num_attention_heads") or (family.heads if config else None)
     )
+    own = whole.get("vitctl", {})
+    if "model_type" in whole and (outside := config.get("num_attention_heads", family.heads)):
+        check_own(CONFIG, "num_attention_heads", outside, own.get("num_heads", outside))
     shape = vit_shape(view, heads, config.get("image_size"))
     if config:
         _check_shape(family, config, shape)
@@ -590,13 +594,21 @@ def _describe(
         more["rotary_rescale"] = beside.config.get("pos_embed_rescale", 2.0) or 1.0  # null: none
     names = _class_names(whole.get("id2label", {}), shape["num_classes"])
     described, meta = row.vit(shape, recorded, beside, names, **more)
-    ours = whole.get("vitctl", {}).get("preprocessing", {})
+    ours = own.get("preprocessing", {})
+    if recorded.get("resample") and "resample" in ours:
+        check_own(PREPROCESSOR, "resample", recorded["resample"], _RESAMPLE[_filter(ours["resample"])])
     meta |= {name: ours[name] for name in _NOT_OF_TRANSFORMERS if name in ours}
     if unsupported and "eval_method" not in ours:
         del meta["eval_method"]
         meta["unsupported"] = unsupported
     remarks = [*family.remarks, *meta.get("remarks", ())]
     return described, meta | ({"remarks": remarks} if remarks else {})
+
+
+def _filter(resample: str | None) -> int:
+    """Return Pillow's number of the filter that is written for ours."""
+    other = 3 if str(resample).startswith("bicubic") else 2
+    return next((number for number, ours in _RESAMPLE.items() if ours == resample), other)
 
 
 def _recorded(file: Json, family: _Family) -> tuple[dict[str, Any], str]:
@@ -754,7 +766,7 @@ def _sidecars(family: _Family, config: ViTConfig, meta: Json) -> dict[str, dict[
         "do_resize": True,
         "size": dict.fromkeys(("height", "width"), meta.get("image_size", config.image_size)),
         "do_center_crop": False,
-        "resample": next((n for n, ours in _RESAMPLE.items() if ours == meta.get("resample")), 2),
+        "resample": _filter(meta.get("resample")),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,

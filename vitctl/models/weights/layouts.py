@@ -419,6 +419,15 @@ def contradiction(file: str, words: str) -> CheckpointError:
     return CheckpointError(f"{file}: {words}; the file is incomplete, or not of this {file}")
 
 
+def check_own(file: str, name: str, value: Any, ours: Any) -> None:
+    """Raise CheckpointError if a value was edited, and not what the vitctl key of an export says of it."""
+    if value != ours:
+        raise CheckpointError(
+            f"{file}: {name} is {one_line(repr(value))}, and the vitctl key of config.json says "
+            f"{one_line(repr(ours))}; correct one of them"
+        )
+
+
 def needed(view: View, name: str, dimensions: int) -> Tensor:
     """Return a tensor that every model has. Raises CheckpointError."""
     tensor = view(name)

@@ -24,6 +24,7 @@ from vitctl.models.weights.layouts import (
     View,
     WeightsLayout,
     block,
+    check_own,
     check_sizes,
     entry,
     pair,
@@ -275,6 +276,9 @@ def _describe(
     config = checked(CONFIG, stated, KEYS)
     name, given = config.get("architecture", ""), config.get("model_args", {})
     args = {**_peculiar(name), **given}
+    own = beside.config.get("vitctl", {}).get("num_heads")
+    if own and "num_heads" in given:
+        check_own(CONFIG, "model_args.num_heads", given["num_heads"], own)
     _refuse(
         *(words for tensor, words in _FOREIGN_TENSORS.items() if tensor in tensors),
         *(words for pattern, words in _FOREIGN_NAMES.items() if re.search(pattern, name)),

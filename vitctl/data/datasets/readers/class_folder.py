@@ -252,7 +252,8 @@ def _splits_inside(keys: Sequence[str]) -> tuple[Doubt, ...]:
         return ()
     first = next(name for name, own in inner.items() if own)
     text = f"class {first!r} holds folders named like splits ({', '.join(roles)} in the classes): if they are"
-    return (keep_doubt(first, f"{text} splits, put them on top, as train/{first}; if not,"),)
+    fix = f"put them on top, as train/{first}" if len(inner) > 1 else f"give the folder {first} itself"
+    return (keep_doubt(first, f"{text} splits, {fix}; if not,"),)
 
 
 def _with_split(folder: str) -> tuple[str, str]:

@@ -106,14 +106,14 @@ def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
         read = partial(read_bytes, path.parent / row["path"])
         item = Item(row["path"], _label(given, numbers, several=several), read, size)
         splits.setdefault(ROLES.get(split.lower(), split), []).append(item)
-    doubts = _joined(class_names)
+    doubts = _joined(class_names, "" if several else " and name the column 'labels'")
     return {
         split: Originals(items, class_names, str(path), is_user_data=True, doubts=doubts)
         for split, items in splits.items()
     }
 
 
-def _joined(class_names: Sequence[str]) -> tuple[Doubt, ...]:
+def _joined(class_names: Sequence[str], column: str) -> tuple[Doubt, ...]:
     """Return a doubt if a class name looks like several labels: other classes have its parts too."""
     for mark in ",|":
         parts = {name: [part.strip() for part in name.split(mark)] for name in class_names}
@@ -121,7 +121,7 @@ def _joined(class_names: Sequence[str]) -> tuple[Doubt, ...]:
         for name, own in parts.items():
             if len(own) > 1 and any(counts[part] > 1 for part in own):
                 text = f"class {name!r} looks like several labels, as other classes have parts of it: if they"
-                text += f" are, put ';' for '{mark}' and name the column 'labels'; if it is one class,"
+                text += f" are, put ';' for '{mark}'{column}; if it is one class,"
                 return (keep_doubt(name, text),)
     return ()
 
