@@ -24,6 +24,7 @@ from vitctl.recipe.load import Override, load_recipe
 from vitctl.report.compare import compare_runs
 from vitctl.report.html_report import write_report
 from vitctl.report.run_records import read_run
+from vitctl.system.files import check_free
 from vitctl.verify.run_check import verify
 
 LAST, BEFORE = "checkpoints/step_00000020", "checkpoints/step_00000018"
@@ -336,6 +337,16 @@ def test_outputs__do_not_replace_files_of_any_checkpoint_or_of_another_kind(
     with pytest.raises(RecipeError, match=r"--out .*photo.png: exists, and is of another kind"):
         write_report([run], photo, most_images=0)
     assert photo.read_bytes() == before
+    with pytest.raises(RecipeError, match=r"OUT .*step_00000004: is in a checkpoint"):
+        check_free("OUT", folder, ())
+    with pytest.raises(RecipeError, match=r"OUT .*: is the folder of a run"):
+        check_free("OUT", run, ())
+    for job in ("export", "evaluate"):  # into the folder of the training: a traceback
+        loaded = load_recipe(
+            job, [Override("weights.source", str(run)), Override("data.path", str(tiny_data))]
+        )
+        with pytest.raises(RecipeError, match=f"holds a run of .*, this is {job}; choose another folder"):
+            prepare_run(loaded, run)
     for _ in range(2):  # its own page is replaced
         write_report([run], tmp_path / "report.html", most_images=0)
 
