@@ -394,8 +394,16 @@ def test_shards__what_other_commands_propose_works_as_typed(vitctl: Vitctl, tmp_
         for source in ("photos.tar.bz2", "packed.tar"):
             said = vitctl(*line, source, *(["out"] if line[0] == "data" else []))
             assert said.code == 2 and "unpack" in said.err and "data shards" not in said.err, said.err
-    for source in ("a.csv", "tars"):
-        said = vitctl("predict", source)
+    (tmp_path / "flat").mkdir()
+    for n in range(3):
+        (tmp_path / f"flat/{n}.jpg").write_bytes(picture(n))
+    (tmp_path / "flat/labels.csv").write_text("path,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,dog\n")
+    for source in ("a.csv", "tars", "flat"):
+        said = (
+            vitctl("predict", source)
+            if source != "flat"
+            else vitctl("pretrain", "--recipe", "smoke", "--data", source)
+        )
         assert said.code == 2
         packs, _, command = said.err.rpartition("`")[0].rpartition("`")[2].rpartition("vitctl ")
         if packs:
@@ -403,6 +411,12 @@ def test_shards__what_other_commands_propose_works_as_typed(vitctl: Vitctl, tmp_
         assert vitctl(*shlex.split(command)).code == 0, said.err
         (index,) = find_splits(tmp_path / f"{source.removesuffix('.csv')}-shards").values()
         assert open_shards(index).class_names == ("cat", "dog")
+    with tarfile.open(tmp_path / "tars/cat.tar", "w") as tar:
+        for name, data in (("1.jpg", picture(1)), ("1.cls", b"cat")):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    assert "data index --classes" in vitctl("predict", "tars/cat.tar").err
 
 
 def test_shards__of_one_class_are_not_proposed_for_training(vitctl: Vitctl, tmp_path: Path) -> None:

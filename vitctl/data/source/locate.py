@@ -190,8 +190,10 @@ def no_index_message(path: str, split: str = "train") -> str:
     inside = [folder] if is_file else [*folder.iterdir()]
     if shard is None and any(one.suffix.lower() in TABLES or one.is_dir() for one in inside):
         out = typed(f"{folder.with_suffix('') if is_file else path.rstrip('/')}-shards")
+        tables = [one for one in inside if one.suffix.lower() in (".csv", ".tsv")]
+        source = path if any(one.is_dir() for one in inside) or not tables else tables[0]
         return (
-            f"{path}: holds no shards; make them with `vitctl data shards {typed(path)} {out}`, then give "
+            f"{path}: holds no shards; make them with `vitctl data shards {typed(source)} {out}`, then give "
             f"{out} instead"
         )
     if shard is None:
@@ -412,8 +414,10 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
         pack = "" if path in paths else f"tar -C {typed(paths[0].parent)} -cf {typed(path)} . && "
         out = f"{path.with_suffix('')}-shards"
         command = f"{pack}vitctl data shards {typed(path)} {typed(out)}"
-        fix = f"if these are not shards, make some: `{command}`"
-        raise DataError(f"{error}; {_UNPACK if 'uncompressed' in str(error) else fix}") from None
+        fix = _UNPACK if "uncompressed" in str(error) else f"if these are not shards, make some: `{command}`"
+        if "integer label" in str(error):
+            fix = "write the number of each class, and name the classes with `vitctl data index --classes`"
+        raise DataError(f"{error}; {fix}") from None
     finally:
         _show(end)
 
