@@ -19,8 +19,10 @@ from vitctl.engine import agreement
 from vitctl.engine.journal import ALLOWED, LOG, STATE, read_records
 from vitctl.engine.journal import json_digest as state_digest
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
+from vitctl.jobs.record.result import RunResult, write_result
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare_run import prepare_run
+from vitctl.launch.run_folder import read_status
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Pretrain
 from vitctl.verify.run_check import verify
@@ -243,7 +245,7 @@ def test_prepare__a_finished_run_cannot_end_earlier(stopped: Path) -> None:
 
 def records_of(folder: Path) -> dict[str, bytes]:
     """What describes a run; a refused launch may add to its logs alone."""
-    names = ("recipe.toml", "env.json", "launch.txt", ALLOWED, "result.json")
+    names = ("recipe.toml", "env.json", "launch.txt", ALLOWED)
     return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
 
 
@@ -279,6 +281,21 @@ def test_resume__refused_leaves_the_records_as_they_were(
     assert warnings(stopped) == log
     assert resume(stopped)["status"] == "done"
     assert not any(one.state == "differs" for _, one in verify(stopped))
+
+
+def test_resume__refused_leaves_the_result_of_a_stopped_run(
+    stopped: Path,
+) -> None:
+    """`runs show` called a stopped run failed."""
+    other = other_data(stopped)
+    with pytest.raises(VitctlError, match="was trained with other inputs"):
+        resume(stopped, **other)
+    assert read_status(stopped) == "failed"  # it was killed, and had no result
+    write_result(stopped, RunResult("pretrain", "stopped"))
+    before = (stopped / "result.json").read_bytes()
+    with pytest.raises(VitctlError, match="was trained with other inputs"):
+        resume(stopped, **other)
+    assert (stopped / "result.json").read_bytes() == before
 
 
 def test_resume__the_proposed_command_makes_the_change_again(stopped: Path) -> None:

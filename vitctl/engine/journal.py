@@ -644,5 +644,5 @@ def _copy_records(source: Path, to: Path) -> None:
     for name in _KEPT:
         if (source / name).exists():
             write_bytes(to / name, (source / name).read_bytes())
-        else:
+        elif name != RESULT:  # of a run that had none, that of the refused launch says why
             (to / name).unlink(missing_ok=True)

@@ -276,7 +276,7 @@ def _describe(
     config = checked(CONFIG, stated, KEYS)
     name, given = config.get("architecture", ""), config.get("model_args", {})
     args = {**_peculiar(name), **given}
-    own = beside.config.get("vitctl", {}).get("num_heads")
+    own = (beside.config.get("vitctl") or {}).get("num_heads")
     if own and "num_heads" in given:
         check_own(CONFIG, "model_args.num_heads", given["num_heads"], own)
     _refuse(
