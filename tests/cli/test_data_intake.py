@@ -423,6 +423,8 @@ def test_shards__of_one_class_are_not_proposed_for_training(vitctl: Vitctl, tmp_
     plant(tmp_path / "photos", ("cat",))
     said = vitctl("data", "shards", "photos", "out", "--keep-class", "cat")
     assert said.code == 0 and "of one class" in said.out and "train on them" not in said.out
+    said = vitctl("pretrain", "--recipe", "smoke", "--data", "photos")
+    assert said.code == 2 and "correct the files; to learn anything takes two classes" in said.err, said.err
 
 
 def test_foreign_shards__with_labels_from_one_say_so_at_every_door(vitctl: Vitctl, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -257,12 +258,17 @@ def _checked_splits(
     if intake.doubts:
         problems.append(f"{count_text(len(intake.doubts), 'problem')} with the classes")
         flags += [option for doubt in intake.doubts for option in doubt.options]
+    left = {name for split in intake.splits.values() for name in split.class_names}
+    left -= {name for option, name in pairwise(flags) if option == "--drop-class"}
+    way_out = f", or type: {shlex.join(['vitctl', *command, *flags])}{then}"
+    if then and len(left) < 2:
+        way_out = "; to learn anything takes two classes"
     refuse(
         DataError,
         (
             problems,
-            f"{source}: {' and '.join(problems)}, listed above; no shards were written; correct the files, "
-            f"or type: {shlex.join(['vitctl', *command, *flags])}{then}",
+            f"{source}: {' and '.join(problems)}, listed above; no shards were written; correct the "
+            f"files{way_out}",
         ),
         (not intake.splits, f"{source}: no image is left to write"),
     )
