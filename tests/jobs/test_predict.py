@@ -315,6 +315,7 @@ def test_predict__onnx_engines_report_nothing_to_their_makers(
     assert [path for folder in folders.values() for path in folder.rglob("*")] == []
 
 
+@pytest.mark.slow
 @engines
 def test_predict__an_onnx_file_that_resizes_gives_the_same_answers(
     trained: Path, extracted: list[Path], photographs: dict[str, Path], tmp_path: Path, engine: str
