@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -296,6 +297,7 @@ def _total(config: Config) -> Cost:
     return add(ends, *blocks)
 
 
+@cache
 def _network(config: Config) -> tuple[Cost, list[Cost]]:
     """Return the cost of everything before and after the blocks, and that of each block."""
     if isinstance(config, ViTConfig):
