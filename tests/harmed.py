@@ -17,7 +17,7 @@ from vitctl.engine import checkpoint as files
 from vitctl.engine import losses
 from vitctl.engine.preemption import exit_on_signals
 from vitctl.engine.sharding import local
-from vitctl.engine.step import TrainStep
+from vitctl.engine.update import TrainStep
 from vitctl.errors import VitctlError
 from vitctl.launch.worker import leave_group, redirect_output, work
 

@@ -19,11 +19,11 @@ from safetensors import SafetensorError
 from tests.conftest import Run, checkpoint, harmed, records, sample_keys, train_records, two_processes
 from tests.faults.conftest import assert_same, prepared, warnings
 from tests.harmed import poisoned
-from vitctl.engine import evaluation, mixing, optimizer, step, trainer
+from vitctl.engine import evaluation, mixing, optimizer, trainer, update
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.journal import CHECKPOINTS
-from vitctl.engine.step import SKIPPED
-from vitctl.engine.trainer import Trainer
+from vitctl.engine.log import SKIPPED, RunLog
+from vitctl.engine.state import RunState
 from vitctl.errors import DataError, LaunchError, VitctlError, explained, writing
 from vitctl.launch.worker import work
 from vitctl.system.pool import run_tasks
@@ -131,10 +131,10 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
 
 WHOLE = {
     "images": (trainer, "take", 6, DataError("a loader process was killed"), 5),
-    "forward": (step.TrainStep, "_backward", 6, MemoryError("no memory"), 5),
-    "a bug": (step, "clip_gradients", 6, ZeroDivisionError("a bug"), 5),
+    "forward": (update.TrainStep, "_backward", 6, MemoryError("no memory"), 5),
+    "a bug": (update, "clip_gradients", 6, ZeroDivisionError("a bug"), 5),
     "evaluation": (evaluation, "count_hits", 1, KeyError("a bug"), 4),
-    "too many bad samples": (Trainer, "log", 5, DataError("too many"), 5),
+    "too many bad samples": (RunLog, "add", 5, DataError("too many"), 5),
 }
 
 
@@ -144,7 +144,7 @@ def test_error__between_two_updates_is_saved(
     error: Exception, step: int
 ) -> None:  # fmt: skip
     folder = prepared(tmp_path / "run", tiny_data)
-    broken(owner, name, call, error, after=owner is Trainer)
+    broken(owner, name, call, error, after=owner is RunLog)
     with pytest.raises((type(error), VitctlError)):
         work(folder)
     saved, problems = newest_checkpoint(folder / CHECKPOINTS)
@@ -160,8 +160,8 @@ def test_error__between_two_updates_is_saved(
 
 
 HALF = {
-    "half an update": (step.Average, "update", 6, "it came in the middle of an update"),
-    "before it is counted": (step.TrainStep, "_step", 6, "it came in the middle of an update"),
+    "half an update": (update.Average, "update", 6, "it came in the middle of an update"),
+    "before it is counted": (update.TrainStep, "_apply", 6, "it came in the middle of an update"),
     "half a swap": (optimizer, "_swap", 2, "it came while weights and their average were swapped"),
 }
 
@@ -193,14 +193,14 @@ def test_error__whose_save_fails_too_is_the_one_reported(
     folder = prepared(tmp_path / "run", tiny_data)
     with monkeypatch.context() as once:
         broken(trainer, "take", 6, DataError("the first error"))
-        start = Trainer.start_saving
+        start = RunState._start_saving
 
-        def failing(run: Trainer, step: int) -> None:
-            if step == 5:
+        def failing(run: RunState) -> None:
+            if run.step == 5:
                 raise MemoryError("no room for a copy")
-            start(run, step)
+            start(run)
 
-        once.setattr(Trainer, "start_saving", failing)
+        once.setattr(RunState, "_start_saving", failing)
         with pytest.raises(DataError, match="the first error"):
             work(folder)
     assert warnings(folder)[-1].startswith(

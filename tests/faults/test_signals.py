@@ -28,7 +28,7 @@ from vitctl.data.datasets.readers import shapes
 from vitctl.data.inspect import check_shards, duplicates
 from vitctl.data.source import splits
 from vitctl.data.writer import shard_writer
-from vitctl.engine import agreement, evaluation, step, trainer
+from vitctl.engine import agreement, evaluation, log, state, trainer, update
 from vitctl.engine import checkpoint as checkpoints
 from vitctl.engine.preemption import stop_on_signals
 from vitctl.export import export as exporting
@@ -144,17 +144,17 @@ MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
     "start-up, data": ((pretrain, "sampling_notes", 1), TERM),
     "start-up, model": ((pretrain, "build", 1), INT),
     "start-up, folder": ((agreement, "newest_checkpoint", 1), USR1),
-    "compile": ((step.TrainStep, "warm_up", 1), USR1),
+    "compile": ((update.TrainStep, "warm_up", 1), USR1),
     "compiled": ((trainer.Trainer, "run_steps", 1), TERM),
-    "training": ((step.TrainStep, "_step", 5), signal.SIGHUP),
-    "the last step": ((step.TrainStep, "_step", 9), INT),
-    "log": ((trainer.Trainer, "_log_samples", 2), TERM),
+    "training": ((update.TrainStep, "_apply", 5), signal.SIGHUP),
+    "the last step": ((update.TrainStep, "_apply", 9), INT),
+    "log": ((log.RunLog, "_log_samples", 2), TERM),
     "evaluation": ((evaluation, "count_hits", 1), TERM),
     "the last evaluation": ((evaluation, "count_hits", 2), USR1),
     "few-shot features": ((training, "representations", 2), INT),
     "few-shot solve": ((pretrain, "score_draw", 2), TERM),
     "the last few-shot": ((pretrain, "score_draw", 6), USR1),
-    "saving, copy": ((trainer, "parts", 2), INT),
+    "saving, copy": ((state, "parts", 2), INT),
     "saving, weights": ((checkpoints, "save_tensors", 4), TERM),
     "saving, state": ((checkpoints, "write_run_json", 2), INT),
     "saving, deleting old ones": ((checkpoints, "remove_folders", 5), TERM),
@@ -185,7 +185,7 @@ def test_pretrain__resumes_bit_for_bit(
     assert steps == list(range(1, saved.step + 1))  # no finished step is lost
 
     if number == signal.SIGHUP:
-        hit(trainer, "load_optimizer_tensors", 1, TERM)  # and once more while it starts again
+        hit(state, "load_optimizer_tensors", 1, TERM)  # and once more while it starts again
         assert vitctl("resume", folder)[0] == 3
     assert vitctl("resume", folder)[0] == 0
     assert numbers_of(folder) == numbers_of(without_signal)
@@ -204,7 +204,7 @@ JOBS: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
         (training, "representations", 3),
         TERM,
     ),
-    "finetune": (("finetune", "--steps", "4", *FEW), (step.TrainStep, "_step", 3), INT),
+    "finetune": (("finetune", "--steps", "4", *FEW), (update.TrainStep, "_apply", 3), INT),
 }
 
 

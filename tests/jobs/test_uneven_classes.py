@@ -14,7 +14,8 @@ from tests.verify.conftest import longer
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.shard_writer import write_split
 from vitctl.engine.evaluation import Score
-from vitctl.engine.trainer import Trainer
+from vitctl.engine.log import RunLog
+from vitctl.engine.state import RunState
 from vitctl.errors import RecipeError
 from vitctl.jobs import training
 from vitctl.jobs.inputs.checks import check_recipe
@@ -206,20 +207,20 @@ def test_patience__killed_at_the_deciding_score_it_stops_there_again(
     run: Run, scored: Fake, monkeypatch: pytest.MonkeyPatch, killed_in: str, tmp_path: Path
 ) -> None:
     """Before the checkpoint of the last step is written, and after it."""
-    save = Trainer.save
+    save = RunState.save
 
     def killed(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    def save_but_the_last(own: Trainer, step: int, *more: Any, **named: Any) -> None:
-        (killed if step == 8 else save)(own, step, *more, **named)
+    def save_but_the_last(own: RunState, *more: Any, **named: Any) -> None:
+        (killed if own.step == 8 else save)(own, *more, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "rescue", lambda *_: None)
+        patch.setattr(RunState, "rescue", lambda *_: None)
         if killed_in == "save":
-            patch.setattr(Trainer, "save", save_but_the_last)
+            patch.setattr(RunState, "save", save_but_the_last)
         else:
-            patch.setattr(Trainer, "report_problems", killed)
+            patch.setattr(RunLog, "report_problems", killed)
         with pytest.raises(ZeroDivisionError):
             run("a", **STOPS)
     scored(3 if killed_in == "save" else 5)

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import TINY
 from vitctl.engine.checkpoint import read_checkpoint, save_checkpoint
 from vitctl.engine.journal import linked, split
-from vitctl.engine.trainer import Trainer
+from vitctl.engine.log import RunLog
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.models.weights.weights_file import read_weights
@@ -69,15 +69,15 @@ def longer(run: Path, allow: str = "schedule.total_steps", **values: Any) -> Non
 
 def stopped_after(train: Train, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Raise an error after a step of the run "a"; its rescue saves a checkpoint."""
-    log_step = Trainer._log_step
+    log_step = RunLog._log_step
 
-    def fails(run: Trainer, at: int, *rest: Any) -> None:
+    def fails(run: RunLog, at: int, *rest: Any) -> None:
         log_step(run, at, *rest)
         if at == step:
             raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_log_step", fails)
+        patched.setattr(RunLog, "_log_step", fails)
         with pytest.raises(ZeroDivisionError):
             train("a")
 

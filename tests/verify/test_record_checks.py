@@ -26,7 +26,7 @@ from tests.verify.conftest import (
     stopped_after,
 )
 from vitctl.engine.journal import append_record, head, json_digest
-from vitctl.engine.trainer import Trainer
+from vitctl.engine.state import RunState
 from vitctl.errors import CheckpointError
 from vitctl.jobs.record.result import published_digest, read_result
 from vitctl.launch.worker import work
@@ -318,7 +318,7 @@ def test_stopped_and_killed__the_chain_continues(
 ) -> None:
     """Lines after the newest complete checkpoint are cut; torn lines are told."""
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "rescue", Mock())  # as SIGKILL: nothing is saved
+        patched.setattr(RunState, "rescue", Mock())  # as SIGKILL: nothing is saved
         stopped_after(train, patched, 7)
     folder = tmp_path / "a"
     for name in ("log.jsonl", "steps.jsonl"):

@@ -34,9 +34,9 @@ from vitctl.data.source.order import Order
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.shard_writer import write_split
 from vitctl.engine import computation, trainer
-from vitctl.engine import step as step_module
-from vitctl.engine.step import TrainStep
+from vitctl.engine import update as step_module
 from vitctl.engine.trace import StartLine
+from vitctl.engine.update import TrainStep
 from vitctl.errors import RecipeError
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.models.weights.weights_file import read_weights
@@ -160,13 +160,13 @@ def test_another_learning_rate__at_one_step_is_named(finished: Path, monkeypatch
 def test_another_learning_rate__than_the_recorded_one_is_found_in_the_weights(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step, calls = TrainStep._step, [0]
+    step, calls = TrainStep._apply, [0]
 
     def other(trainer: TrainStep, lr: float, *rest: Any) -> None:
         calls[0] += 1
         step(trainer, lr * (1 + (calls[0] == 7)), *rest)
 
-    monkeypatch.setattr(TrainStep, "_step", other)
+    monkeypatch.setattr(TrainStep, "_apply", other)
     [(_, text)] = found(finished, steps="all")
     assert text == "step 7: the weights after the update"
 

@@ -43,7 +43,7 @@ from vitctl.engine.journal import (
 )
 from vitctl.engine.runtime import Runtime
 from vitctl.engine.sharding import is_sharded
-from vitctl.engine.step import Result
+from vitctl.engine.update import Result
 from vitctl.errors import CheckpointError
 from vitctl.models.blocks import trainable
 from vitctl.system.files import no_links, open_regular
