@@ -30,7 +30,7 @@ from tests.conftest import (
 from tests.engine.conftest import LOSS, batch
 from vitctl.data.loader.batches import Batch
 from vitctl.data.shards.index import read_index
-from vitctl.engine import trainer as training
+from vitctl.engine import assemble
 from vitctl.engine.checkpoint import Saver
 from vitctl.engine.evaluation import Score
 from vitctl.engine.log import is_due
@@ -107,13 +107,13 @@ def test_resume__without_any_whole_checkpoint_is_refused_until_they_are_deleted(
 
 def test_resume__with_other_threads_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"schedule.total_steps": 6, "checkpoint.every_steps": 3, "schedule.warmup_steps": 2}
-    monkeypatch.setattr(training, "computed_on", lambda *_: {"device_name": "a", "threads": 1})
+    monkeypatch.setattr(assemble, "computed_on", lambda *_: {"device_name": "a", "threads": 1})
     folder = run("threads", **values)
     for threads, count in ((1, 0), (2, 1)):
         shutil.rmtree(folder / "checkpoints" / "step_00000006")
         (folder / "result.json").unlink()
         facts = {"device_name": "a", "threads": threads}
-        monkeypatch.setattr(training, "computed_on", lambda *_, facts=facts: facts)
+        monkeypatch.setattr(assemble, "computed_on", lambda *_, facts=facts: facts)
         work(folder)
         said = [record["text"] for record in records(folder, "warning")]
         assert sum("threads 1, here 2" in text for text in said) == count
@@ -256,7 +256,7 @@ def test_known__is_logged_and_flagged_once(run: Run) -> None:
 def test_log__data_wait_is_the_share_of_time_without_data(
     run: Run, monkeypatch: pytest.MonkeyPatch, seconds: float, low: float, high: float
 ) -> None:
-    real = training.train_batches
+    real = assemble.train_batches
 
     def ready(*given: Any, **named: Any) -> Iterator[Batch]:
         """Batches that are there when asked for, or so many seconds later."""
@@ -270,7 +270,7 @@ def test_log__data_wait_is_the_share_of_time_without_data(
 
         return handed()
 
-    monkeypatch.setattr(training, "train_batches", ready)
+    monkeypatch.setattr(assemble, "train_batches", ready)
     changes = {"evaluation.every_steps": 0, "log.every_steps": 2}
     waits = [r["data_wait"] for r in train_records(run("a", **{**SHORT, **changes}))][
         1:

@@ -28,7 +28,7 @@ from vitctl.data.datasets.readers import shapes
 from vitctl.data.inspect import check_shards, duplicates
 from vitctl.data.source import splits
 from vitctl.data.writer import shard_writer
-from vitctl.engine import agreement, evaluation, log, state, trainer, update
+from vitctl.engine import agreement, assemble, evaluation, log, state, trainer, update
 from vitctl.engine import checkpoint as checkpoints
 from vitctl.engine.preemption import stop_on_signals
 from vitctl.export import export as exporting
@@ -124,7 +124,7 @@ def pretraining(data: Path) -> tuple[object, ...]:
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What machine.compile does around the compiler stays; the compiler itself is slow, see test_kills.py."""
-    monkeypatch.setattr(trainer, "compile_blocks", lambda _: 0)
+    monkeypatch.setattr(assemble, "compile_blocks", lambda _: 0)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def without_signal(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """The same pre-training without a signal."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "compile_blocks", lambda _: 0)
+        patch.setattr(assemble, "compile_blocks", lambda _: 0)
         patch.setattr(sys, "argv", ["vitctl", *map(str, pretraining(tiny_data)), "--out", str(folder)])
         with pytest.raises(SystemExit) as ended:
             main()

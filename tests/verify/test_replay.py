@@ -33,7 +33,7 @@ from vitctl.data.shards.index import read_index
 from vitctl.data.source.order import Order
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.shard_writer import write_split
-from vitctl.engine import computation, trainer
+from vitctl.engine import assemble, computation
 from vitctl.engine import update as step_module
 from vitctl.engine.trace import StartLine
 from vitctl.engine.update import TrainStep
@@ -145,13 +145,13 @@ def test_another_seed__is_named_by_recipe_start_weights_and_sample(copy: Path, t
 
 
 def test_another_learning_rate__at_one_step_is_named(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rate = trainer.learning_rate
+    rate = assemble.learning_rate
 
     def other(*given: Any) -> Callable[[int], float]:
         lr = rate(*given)
         return lambda step: lr(step) * (1 + 1e-12 * (step == 6))
 
-    monkeypatch.setattr(trainer, "learning_rate", other)
+    monkeypatch.setattr(assemble, "learning_rate", other)
     recorded = json.loads((finished / "steps.jsonl").read_text().splitlines()[7])["bits"]["lr"]
     [(_, text)] = found(finished, steps="all")
     assert text.startswith(f"step 7: the learning rate: recorded {float.fromhex(recorded)!r}, here ")

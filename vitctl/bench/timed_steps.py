@@ -7,9 +7,9 @@ the last step: there is no device synchronisation, and the host's waits count on
 import contextlib
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
@@ -169,19 +169,19 @@ def timed(trainer: Trainer, clock: Clock) -> Trainer:
             clock.switch(LOG)
             return update
 
-    copied = copy(trainer)
-    copied.state = trainer.state.at_the_start()
-    changed = {"objective": objective, "gradients": gradients, "lr": lr, "changing": copied.state.changing}
-    copied.train_step = Timed(**{**vars(step), **changed})
-    copied.recipe = recipe.model_copy(
-        update={
-            "evaluation": recipe.evaluation.model_copy(update=never),
-            "checkpoint": recipe.checkpoint.model_copy(update=never),
-            "machine": recipe.machine.model_copy(update={"compile": False}),  # it is compiled already
-        }
+    state, machine = trainer.state.at_the_start(), recipe.machine
+    sections = {name: getattr(recipe, name).model_copy(update=never) for name in ("evaluation", "checkpoint")}
+    sections["machine"] = machine.model_copy(update={"compile": False})  # it is compiled already
+    changed = {"objective": objective, "gradients": gradients, "lr": lr, "changing": state.changing}
+    return replace(
+        trainer,
+        recipe=recipe.model_copy(update=sections),
+        state=state,
+        train_step=Timed(**{**vars(step), **changed}),
+        probe=None,
+        total_steps=2**40,
+        pending=deque(),
     )
-    copied.probe, copied.total_steps = None, 2**40
-    return copied
 
 
 @dataclass(frozen=True)
