@@ -523,7 +523,7 @@ def test_follower__reports_each_complete_record_once_whatever_file_and_clock_do(
     follower.poll()
     append_record(path, {"step": 0, "text": "restarted", "time": 6.5})
     follower.poll()
-    cut_after(path, 1)  # the line after the removed one is linked again
+    cut_after(path, 1)
     follower.poll()
     assert [r["step"] for r in seen] == [2, 3, 2, 0]
     aside = tmp_path / "new"

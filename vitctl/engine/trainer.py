@@ -67,12 +67,10 @@ from vitctl.engine.journal import (
     RECIPE,
     STEP_RECORDS,
     STEPS_HEAD,
-    UNRECORDED,
     Journal,
     Record,
     cut_after,
-    head,
-    read_logged_ends,
+    end_of,
     read_records,
     records_agreed,
     run_of,
@@ -117,7 +115,6 @@ from vitctl.engine.step import (
 )
 from vitctl.engine.trace import (
     Recorder,
-    end_of_steps,
     read_steps,
     record_problem,
     weights_checksum,
@@ -446,10 +443,9 @@ class Trainer(TrainStep):
         if saved is not None:
             step = saved.step
             with raised_on_all():
-                log = read_logged_ends(self.folder) if self.runtime.is_main else None
-                if log is not None and (problem := foreign(saved, log, {})):
+                if self.runtime.is_main and (problem := foreign(saved, {})):
                     raise CheckpointError(f"{saved.folder}: {problem}; {MOVE_IT}")
-            if log is not None:
+            if self.runtime.is_main:
                 metric, scored = self.recipe.evaluation.metric, Score.by_step(read_records(self.folder / LOG))
                 self.scores |= {at: replace(one, metric=metric) for at, one in scored.items() if at <= step}
             ends_here = step == self.total_steps or self._is_stale(step)
@@ -546,13 +542,9 @@ class Trainer(TrainStep):
     def _record_problem(self, saved: SavedCheckpoint) -> str:
         weights = "" if is_sharded(self.unwrapped) else weights_checksum(self.unwrapped)
         try:
-            ends = read_logged_ends(self.folder)
-            problem = record_problem(saved, read_steps(self.folder), ends, weights=weights)
+            return record_problem(saved, read_steps(self.folder), weights)
         except VitctlError as error:
             return str(error)
-        if ends.broken_at:
-            return f"{LOG}, line {ends.broken_at}, does not follow the line before"
-        return problem
 
     def train_from(self, step: int) -> None:
         """Train from `step` finished steps to the last.
@@ -897,8 +889,8 @@ class Trainer(TrainStep):
         state: dict[str, Any] = {}
         if self.runtime.is_main:
             state = {"samples": step * self.batch_size, **asdict(self.counts), **self.identity.state}
-            state |= dict(zip((STEPS_HEAD, UNRECORDED), end_of_steps(self.folder, step), strict=True))
-            state |= {LOG_HEAD: head(self.folder / LOG), COMPUTED_ON: self._computed_on()}
+            state |= {STEPS_HEAD: end_of(self.folder / STEP_RECORDS), LOG_HEAD: end_of(self.folder / LOG)}
+            state |= {COMPUTED_ON: self._computed_on()}
         if self.writes:
             self.saver.start(step, everything, state, self._deciding)
         self.saved_step = step
