@@ -19,12 +19,10 @@ from vitctl.engine.journal import (
     RECIPE,
     STEP_RECORDS,
     STEPS_HEAD,
-    UNRECORDED,
     Journal,
     Record,
     cut_after,
-    head,
-    read_logged_ends,
+    end_of,
     read_records,
     records_agreed,
     run_of,
@@ -33,7 +31,7 @@ from vitctl.engine.losses import Normalise
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime, seconds_between, slowest
 from vitctl.engine.sharding import is_sharded, local
-from vitctl.engine.trace import Recorder, end_of_steps, read_steps, record_problem, weights_checksum
+from vitctl.engine.trace import Recorder, read_steps, record_problem, weights_checksum
 from vitctl.engine.update import Moments, Result
 from vitctl.errors import VitctlError
 from vitctl.models.build import Model
@@ -43,7 +41,7 @@ from vitctl.recipe.schema import Finetune, Pretrain, Vtab
 from vitctl.system.remote import GaveUpError
 
 SKIPPED = "skipped.jsonl"
-BAD_SAMPLES, SAMPLES = "bad_samples*.jsonl", "samples"  # rank 0 writes the one without a number
+BAD_SAMPLES = "bad_samples*.jsonl"  # rank 0 writes the one without a number
 _PIXELS_OF = 64  # images of a step, those of the main process, whose pixels are logged
 
 
@@ -144,13 +142,16 @@ class RunLog:
             batches: micro-batches of this process.
             num_bad, num_skipped: so far.
         """
-        self._log_samples(step, batches)
+        for batch in batches:
+            for sample, key, reason in batch.bad:
+                bad = {"step": step, "sample": sample, "key": key, "reason": reason}
+                self.journal.append(Path(self.bad_samples(self._runtime.rank)), bad)
         if result.skipped:
             self.journal.append(self.folder / SKIPPED, self._skipped_record(step, result, batches))
             self.warn(f"step {step} was not finite and is skipped: {result}", step)
         is_logged = self.reads(step) or step == self._total_steps
         # The record waits for the other processes. They have nothing else to log of a step like this one.
-        if not (result.num_bad or result.skipped or self._recipe.log.sample_keys):
+        if not (result.num_bad or result.skipped):
             self.begun = step
         self._waited += waited
         self._forward.extend(forward)
@@ -210,15 +211,6 @@ class RunLog:
         """Measure the throughput from here."""
         self._window, self._waited = (time.perf_counter(), step), 0.0
         self._forward: Moments = []
-
-    def _log_samples(self, step: int, micro_batches: list[Batch]) -> None:
-        for batch in micro_batches:
-            for sample, key, reason in batch.bad:
-                bad = {"step": step, "sample": sample, "key": key, "reason": reason}
-                self.journal.append(Path(self.bad_samples(self._runtime.rank)), bad)
-        if self._recipe.log.sample_keys:
-            path = self.folder / SAMPLES / f"rank_{self._runtime.rank:02d}.jsonl"
-            self.journal.append(path, {"step": step, "keys": self._keys(micro_batches)})
 
     def _skipped_record(self, step: int, result: Result, batches: list[Batch]) -> Record:
         """Return a line of skipped.jsonl. Numbers are strings, since JSON has no infinity; norms of weights
@@ -323,27 +315,23 @@ class RunLog:
 
     # Resuming
 
-    def ends(self, step: int) -> dict[str, Any]:
-        """Return what a checkpoint of this step says of the records beside it."""
-        last, unrecorded = end_of_steps(self.folder, step)
-        return {STEPS_HEAD: last, UNRECORDED: unrecorded, LOG_HEAD: head(self.folder / LOG)}
+    @property
+    def ends(self) -> dict[str, Any]:
+        """What a checkpoint says of the records beside it."""
+        return {STEPS_HEAD: end_of(self.folder / STEP_RECORDS), LOG_HEAD: end_of(self.folder / LOG)}
 
     def problem_of(self, saved: SavedCheckpoint) -> str:
         """Return why the records are not those that a checkpoint, which is loaded, was saved with."""
         weights = "" if is_sharded(self._network) else weights_checksum(self._network)
         try:
-            ends = read_logged_ends(self.folder)
-            problem = record_problem(saved, read_steps(self.folder), ends, weights=weights)
+            return record_problem(saved, read_steps(self.folder), weights)
         except VitctlError as error:
             return str(error)
-        if ends.broken_at:
-            return f"{LOG}, line {ends.broken_at}, does not follow the line before"
-        return problem
 
     def cut_after(self, step: int) -> None:
         """Drop the records of later steps, which will be written again, and go on after `step`."""
-        of_ranks = self.folder.glob(BAD_SAMPLES), (self.folder / SAMPLES).glob("rank_*.jsonl")
-        for path in chain((self.folder / name for name in (LOG, STEP_RECORDS, SKIPPED)), *of_ranks):
+        own = (self.folder / name for name in (LOG, STEP_RECORDS, SKIPPED))
+        for path in chain(own, self.folder.glob(BAD_SAMPLES)):
             cut_after(path, step)
         records = read_records(self.folder / LOG)
         self.probed |= {r["step"] for r in records if r.get("kind") == "fewshot" and "step" in r}

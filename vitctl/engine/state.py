@@ -35,7 +35,6 @@ from vitctl.engine.journal import (
     LOG,
     MODEL,
     OPTIMIZER,
-    read_logged_ends,
     read_records,
 )
 from vitctl.engine.log import RunLog
@@ -223,7 +222,7 @@ class RunState:
         state: dict[str, Any] = {}
         if self._runtime.is_main:
             state = {"samples": self.step * self._batch_size, **asdict(self.counts), **self._identity.state}
-            state |= {**self._log.ends(self.step), COMPUTED_ON: dict(self._computed_on)}
+            state |= {**self._log.ends, COMPUTED_ON: dict(self._computed_on)}
         if self._writes:
             self._saver.start(self.step, everything, state, self._deciding)
         self._saved_step = self.step
@@ -325,10 +324,9 @@ class RunState:
             log.warn(problem, 0)
         if saved is not None:
             with raised_on_all():
-                ends = read_logged_ends(log.folder) if runtime.is_main else None
-                if ends is not None and (problem := foreign(saved, ends, {})):
+                if runtime.is_main and (problem := foreign(saved, {})):
                     raise CheckpointError(f"{saved.folder}: {problem}; {MOVE_IT}")
-            if ends is not None:
+            if runtime.is_main:
                 scored = Score.by_step(read_records(log.folder / LOG))
                 self.scores |= {
                     at: replace(one, metric=metric) for at, one in scored.items() if at <= saved.step

@@ -168,14 +168,15 @@ def open_frozen(
     for text in unseen_pixels(found.weights.config, transform.image_size):
         journal.write("warning", step=0, text=text)
     look, digest = ImagePass(run, recipe, transform, found.weights.meta), weights_digest(model.state_dict())
-    folder = Path(recipe.cached.cache) if recipe.cached.cache else run_dir.parent / FEATURES
-    limit = int(recipe.cached.cache_gib * 2**30)
+    folder = Path(recipe.classifier.cache) if recipe.classifier.cache else run_dir.parent / FEATURES
+    limit = int(recipe.classifier.cache_gib * 2**30)
 
     return Frozen(run, sets, found, transform, look, model, digest, folder, limit, recipe.weights)
 
 
 def _frozen(found: FoundWeights, recipe: FrozenRecipe, runtime: Runtime) -> tuple[Model, EvalTransform]:
-    if (config := with_blocks(found.weights.config, recipe.blocks)) is not found.weights.config:
+    config = with_blocks(found.weights.config, recipe.classifier.class_token_blocks)
+    if config is not found.weights.config:
         others = ("head.", "pre_logits.", "mask_embedding")
         state = {name: one for name, one in found.weights.state.items() if not name.startswith(others)}
         found = replace(found, weights=replace(found.weights, config=config, state=state))
