@@ -119,7 +119,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Callable[[Any], Any]]]] = {
     "no warm-up": ({"schedule.warmup_steps": 0}, {}),
     "pixels 0 to 255": ({"data.mean": [0.0] * 3, "data.std": [1 / 255] * 3}, {}),
     "pixels 0 to 1": ({"data.mean": [0.0] * 3, "data.std": [1.0] * 3}, {}),
-    "training labels shifted by one": ({}, {"vitctl.engine.trainer.train_batches": shifted}),
+    "training labels shifted by one": ({}, {"vitctl.engine.assemble.train_batches": shifted}),
     "shards sorted by class": ({}, {"vitctl.jobs.training.training_order": lambda _: by_class}),
 }
 

@@ -189,8 +189,7 @@ def our_step(work: Work, settings: Mapping[str, Any]) -> Step:
 
     def step() -> Loss:
         nonlocal finished, update
-        before, update = update, trainer.update(finished, [batch])
-        trainer.changing.release()  # the lock on the weights, which the loop gives back here
+        before, update = update, trainer.train_step.update(finished, [batch])
         finished += 1
         if before is not None:
             before.result()  # one step late, as the loop reads it

@@ -17,7 +17,7 @@ from vitctl.engine import checkpoint as files
 from vitctl.engine import losses
 from vitctl.engine.preemption import exit_on_signals
 from vitctl.engine.sharding import local
-from vitctl.engine.step import TrainStep
+from vitctl.engine.update import TrainStep
 from vitctl.errors import VitctlError
 from vitctl.launch.worker import leave_group, redirect_output, work
 
@@ -185,9 +185,9 @@ def blind_to_choices(run_dir: Path) -> dict[str, Any]:
 
 def slow_images(run_dir: Path) -> dict[str, Any]:
     """The images of the second process come late."""
-    from vitctl.engine import trainer
+    from vitctl.engine import assemble
 
-    batches = trainer.train_batches
+    batches = assemble.train_batches
 
     def late(*given: Any, **named: Any) -> Iterator[Any]:
         for batch in batches(*given, **named):
@@ -195,7 +195,7 @@ def slow_images(run_dir: Path) -> dict[str, Any]:
             yield batch
 
     if is_second():
-        trainer.train_batches = late
+        assemble.train_batches = late
     return work(run_dir)
 
 

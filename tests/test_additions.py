@@ -53,9 +53,9 @@ ROWS = {
         'prover="tests.added:open_npy", in_folder=False, resizing="as scored"),',
     ),
     "metric": (
-        "engine/trainer.py",
+        "engine/log.py",
         '            "train",\n',
-        "images_left=self.total_steps * self.batch_size - read,",
+        "images_left=(self._total_steps - step) * size,",
     ),
     "flag": (
         "cli/flags.py",

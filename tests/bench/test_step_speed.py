@@ -176,10 +176,10 @@ def test_micro_batch__a_planted_limit(prepared: Callable[..., Any], monkeypatch:
         return real(one, micro_batches)
 
     def measure(one: Prepared) -> Any:
-        before = {name: tensor.clone() for name, tensor in one.trainer.unwrapped.state_dict().items()}
+        before = {name: tensor.clone() for name, tensor in one.trainer.state.network.state_dict().items()}
         largest, _ = largest_micro_batch(one, one.one_step()[0], 16, Budget(1e9))
-        after = one.trainer.unwrapped.state_dict()
-        gradients = [p.grad for p in one.trainer.unwrapped.parameters()]
+        after = one.trainer.state.network.state_dict()
+        gradients = [p.grad for p in one.trainer.state.network.parameters()]
         return largest, gradients, all(torch.equal(before[name], after[name]) for name in before)
 
     monkeypatch.setattr(step_speed, "gradient_seconds", limited)

@@ -54,8 +54,8 @@ def test_steps__leave_the_weights_of_a_run(prepared: Callable[..., Any], one_pro
 
     def measure(one: Prepared) -> tuple[Steps, dict[str, np.ndarray], int]:
         steps = measure_steps(one, Budget(0.0), least=STEPS - WARM_UP)
-        weights = one.trainer.unwrapped.state_dict()
-        records = (one.trainer.folder / "steps.jsonl").read_text().splitlines()
+        weights = one.trainer.state.network.state_dict()
+        records = (one.trainer.log.folder / "steps.jsonl").read_text().splitlines()
         return steps, {name: tensor.numpy().copy() for name, tensor in weights.items()}, len(records)
 
     steps, weights, records = prepared(measure)
@@ -72,7 +72,8 @@ def test_steps__save_nothing_and_end_by_ctrl_c(prepared: Callable[..., Any]) -> 
     stop.raise_(2)
 
     def measure(one: Prepared) -> tuple[Steps, bool]:
-        return measure_steps(one, Budget(1e9, stop), least=1), (one.trainer.folder / "checkpoints").exists()
+        steps = measure_steps(one, Budget(1e9, stop), least=1)
+        return steps, (one.trainer.log.folder / "checkpoints").exists()
 
     steps, saved = prepared(measure)
     assert len(steps.split) == 1

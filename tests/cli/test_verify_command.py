@@ -39,7 +39,7 @@ def test_verify__a_changed_run_ends_with_2(vitctl: Vitctl, pretrained: Path, tmp
     log.write_text(log.read_text().replace('"time": 1', '"time": 2', 1))
     said = vitctl("verify", "run")
     assert (said.code, said.err) == (2, "")
-    assert "DIFFERS     log: run/log.jsonl, line 1: does not follow the line before" in said.out
+    assert "DIFFERS     log: run/log.jsonl: has not the digest that the result names" in said.out
     assert said.out.splitlines()[-1] == "something differs"
 
 
@@ -106,10 +106,10 @@ def test_verify__steps_behind_the_last_are_refused_before_anything_is_checked(
 def test_screen__wraps_beside_the_label_on_a_terminal() -> None:
     shown = io.StringIO()
     console = PlainConsole(file=shown, force_terminal=True, width=40, color_system=None)
-    finding = ok("steps", "twelve records, each follows the one before; head 0123")
+    finding = ok("steps", "twelve records, as the result names them, and some more words")
     show_finding(finding, "sweep/lr_0.1", console)
     assert [line.rstrip() for line in shown.getvalue().splitlines()] == [
         "ok          sweep/lr_0.1: steps: twelve",
-        "            records, each follows the",
-        "            one before; head 0123",
+        "            records, as the result names",
+        "            them, and some more words",
     ]

@@ -22,7 +22,7 @@ from tests import warm
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY, command, free_port
 from tests.docs.conftest import PAGES, photo
-from vitctl.engine.trainer import Trainer
+from vitctl.engine.log import RunLog
 from vitctl.errors import VitctlError
 from vitctl.launch.peers import note_error, note_killed, raise_first_error
 from vitctl.launch.run_folder import LOCK, LOGS
@@ -152,17 +152,17 @@ def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
 @situation("Stopped and saved")
 def _(_home: Path, vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> str:
     """Ctrl-C, right after the second step."""
-    log = Trainer.log
+    log = RunLog.add
 
-    def log_and_press(self: Trainer, step: int, *rest: object) -> None:
-        log(self, step, *rest)  # type: ignore[arg-type]
+    def log_and_press(self: RunLog, step: int, *rest: object, **named: object) -> None:
+        log(self, step, *rest, **named)  # type: ignore[arg-type]
         if step == 2:
             import os
             import signal
 
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Trainer, "log", log_and_press)
+    monkeypatch.setattr(RunLog, "add", log_and_press)
     return vitctl("finetune", "--from", "RUN", *SHORT, "--out", "runs/stopped").err
 
 

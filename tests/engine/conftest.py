@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.losses import classification_loss
 from vitctl.engine.optimizer import build_optimizer
-from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime, start
-from vitctl.engine.step import AllReduced, TrainStep
+from vitctl.engine.update import AllReduced, TrainStep
 from vitctl.recipe.sections import Optimizer
 
 NUM_CLASSES = 3
@@ -77,7 +76,7 @@ def trainer(runtime: Runtime) -> Callable[..., TrainStep]:
         return TrainStep(
             runtime=runtime,
             model=model,
-            unwrapped=model,
+            network=model,
             optimizer=build_optimizer(model, Optimizer(name=k.name, lr=1.0, weight_decay=k.weight_decay)),
             average=None,
             objective=lambda model, batch, _step: loss(
@@ -87,7 +86,6 @@ def trainer(runtime: Runtime) -> Callable[..., TrainStep]:
             batch_size=k.batch_size,
             clip_norm=k.clip_norm,
             gradients=AllReduced(runtime, model, seed=0),
-            stop=StopFlag(),
         )
 
     return make

@@ -10,9 +10,9 @@ from torch import Tensor
 from tests.engine.conftest import LOSS, Tiny, batch
 from vitctl.data.loader.batches import Batch
 from vitctl.data.source.order import Lanes
-from vitctl.engine import step
+from vitctl.engine import lanes as step
+from vitctl.engine.lanes import ByLanes, LaneSum
 from vitctl.engine.runtime import Runtime, join, start
-from vitctl.engine.step import ByLanes, LaneSum
 
 LANES = Lanes(21, 8, 2)
 BUCKET = 970  # bytes: one bucket for each of the two layers

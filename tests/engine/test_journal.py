@@ -1,19 +1,25 @@
 """Records are whole lines, and none is lost to a crash but the torn one."""
 
+import hashlib
 import json
 import math
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.conftest import chained
 from vitctl.engine import journal
 from vitctl.engine.journal import (
     Journal,
     append_record,
+    begins,
     cut_after,
+    end_of,
+    never_raising,
     parse_records,
     read_records,
     read_run_json,
@@ -55,7 +61,7 @@ def test_journal__a_torn_line_does_not_swallow_the_next_record(tmp_path: Path) -
     assert [r.get("kind", "old") for r in read_records(path)] == ["old", "resume"]
 
 
-def test_cut_after__drops_later_steps_and_torn_lines(tmp_path: Path) -> None:
+def test_cut_after__drops_later_steps_alone(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     for step in (0, 5, 10, 15):
         append_record(path, {"step": step, "text": "ü"})
@@ -63,7 +69,7 @@ def test_cut_after__drops_later_steps_and_torn_lines(tmp_path: Path) -> None:
     path.write_text(path.read_text() + '{"st')
     cut_after(path, 10)
     assert [r.get("step") for r in read_records(path)] == [0, 5, 10, None]
-    assert path.read_text().endswith("}\n")
+    assert path.read_text().endswith('}\n{"st\n')  # a checkpoint may be saved with it
     cut_after(tmp_path / "none", 3)
     assert [p.name for p in tmp_path.iterdir()] == ["log.jsonl"]
 
@@ -79,6 +85,79 @@ def test_write_json__old_or_new_never_half(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="disk full"):
         write_run_json(path, {"a": 2})
     assert '"a": 1' in path.read_text()
+
+
+def written(path: Path, count: int = 6) -> Path:
+    for step in range(1, count + 1):
+        append_record(path, {"kind": "train", "step": step, "loss": step / 3})
+    return path
+
+
+def test_end__is_the_digest_that_anyone_can_compute_and_is_found_in_a_file_that_grew(tmp_path: Path) -> None:
+    path = written(tmp_path / "log.jsonl")
+    content, end = path.read_bytes(), end_of(path)
+    assert end == f"{len(content)}:{hashlib.sha256(content).hexdigest()}"
+    path.write_bytes(content + b'{"kind": "train", "st')  # a crash
+    append_record(path, {"kind": "train", "step": 7})
+    later = end_of(path)
+    append_record(path, {"kind": "train", "step": 8})
+    cut_after(path, 7)
+    assert begins(path, end) and begins(path, later)
+    cut_after(path, 6)
+    assert begins(path, end) and not begins(path, later)
+    assert (end_of(tmp_path / "none"), begins(tmp_path / "none", end)) == ("", False)
+
+
+CHANGES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "edited": lambda lines: [*lines[:2], lines[2].replace(b"1.0", b"0.9"), *lines[3:]],
+    "removed": lambda lines: [*lines[:2], *lines[3:]],
+    "swapped": lambda lines: [lines[1], lines[0], *lines[2:]],
+    "repeated": lambda lines: [*lines[:3], lines[2], *lines[3:]],
+    "inserted": lambda lines: [*lines[:3], b'{"kind": "train", "step": 9}', *lines[3:]],
+    "cut": lambda lines: lines[:-1],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("is_chained", [False, True], ids=["", "earlier release"])
+def test_end__is_not_that_of_a_changed_file(tmp_path: Path, change: str, is_chained: bool) -> None:
+    path = written(tmp_path / "log.jsonl")
+    end = list(chained(path).values())[-1] if is_chained else end_of(path)
+    assert begins(path, end)
+    path.write_bytes(b"\n".join(CHANGES[change](path.read_bytes().splitlines())) + b"\n")
+    assert not begins(path, end)
+
+
+def test_end__of_an_earlier_release_is_found_beside_torn_lines_and_before_new_ones(tmp_path: Path) -> None:
+    path = written(tmp_path / "log.jsonl")
+    end = list(chained(path).values())[-1]
+    path.write_bytes(path.read_bytes().replace(b"\n", b'\n{"kind": "tr\n', 1))
+    append_record(path, {"kind": "train", "step": 7})
+    assert begins(path, end)
+    cut_after(path, 6)
+    assert begins(path, end) and [r["step"] for r in read_records(path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_writers__of_several_threads_leave_whole_lines(tmp_path: Path) -> None:
+    """The journal, the thread that saves, and a report that failed append to one log."""
+    path = tmp_path / "log.jsonl"
+    journals = [Journal(path) for _ in range(4)]
+
+    def write(journal: Journal, number: int) -> None:
+        for step in range(25):
+            journal.write("train", step=step, text=f"{number}")
+
+    threads = [threading.Thread(target=write, args=(journal, n)) for n, journal in enumerate(journals)]
+    for thread in threads:
+        thread.start()
+
+    def fails(_: Any) -> None:
+        raise OSError("no")
+
+    never_raising(fails, path)({"step": 3})
+    for thread in threads:
+        thread.join()
+    assert len(read_records(path)) == len(path.read_bytes().splitlines()) == 101
 
 
 def test_append_line__of_a_full_disk_is_no_record_and_harms_no_other(

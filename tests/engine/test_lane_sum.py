@@ -25,10 +25,10 @@ from tests import warm
 from tests.conftest import free_port
 from tests.engine.summed_by_lanes import summed
 from vitctl.data.source.order import Lanes, Tree, binary_tree, leaves, subtrees
-from vitctl.engine import step as gradients
+from vitctl.engine import lanes as gradients
+from vitctl.engine.lanes import LaneSum, added
 from vitctl.engine.runtime import Runtime
 from vitctl.engine.schedule import lanes_of
-from vitctl.engine.step import LaneSum, added
 from vitctl.jobs.plan import plan_training
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Pretrain

@@ -13,12 +13,12 @@ from tests.engine.conftest import batch
 from tests.fake_card import CARD, FakeCard, card_runtime
 from vitctl.data.loader.batches import Batch
 from vitctl.data.source.order import Lanes
-from vitctl.engine import step as engine
+from vitctl.engine import lanes as engine
+from vitctl.engine.lanes import ByLanes, LaneSum
 from vitctl.engine.losses import classify, predict_masked_patches
 from vitctl.engine.mixing import Mixing, classify_mixed
 from vitctl.engine.optimizer import Average, build_optimizer
-from vitctl.engine.preemption import StopFlag
-from vitctl.engine.step import AllReduced, ByLanes, LaneSum, TrainStep
+from vitctl.engine.update import AllReduced, TrainStep
 from vitctl.models.build import Model, build
 from vitctl.models.variants import Config, MaskedPatchConfig, variant
 from vitctl.recipe.sections import Optimizer
@@ -70,7 +70,7 @@ def on_card(card: FakeCard, model: Model, **case: Any) -> TrainStep:
     return TrainStep(
         runtime=runtime,
         model=model,
-        unwrapped=model,
+        network=model,
         optimizer=build_optimizer(model, Optimizer(name=kind, lr=1.0, weight_decay=0.1)),
         average=Average(model, decay, debias=case.get("debias", False)) if decay else None,
         objective=objective(model.config, case.get("loss", LOSS), case.get("mixing")),
@@ -78,7 +78,6 @@ def on_card(card: FakeCard, model: Model, **case: Any) -> TrainStep:
         lr=lambda step: 0.1 / (step + 1),
         batch_size=8,
         clip_norm=case.get("clip_norm", 0.0),
-        stop=StopFlag(),
     )
 
 
@@ -102,8 +101,8 @@ def steps(trainer: TrainStep, card: FakeCard, number: int) -> None:
     with card.watched():
         for step in range(number):
             update = trainer.update(step, micro_batches())
-    assert {p.device for p in trainer.unwrapped.parameters()} == {CARD}
-    assert len(update.parameters) == len(list(trainer.unwrapped.parameters()))  # each had a gradient
+    assert {p.device for p in trainer.network.parameters()} == {CARD}
+    assert len(update.parameters) == len(list(trainer.network.parameters()))  # each had a gradient
 
 
 @pytest.mark.parametrize("name", FAMILIES)

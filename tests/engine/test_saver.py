@@ -13,7 +13,7 @@ from vitctl.engine import checkpoint as saving
 from vitctl.engine.checkpoint import Saver, check_space, parts, read_checkpoint
 from vitctl.engine.journal import Journal
 from vitctl.engine.optimizer import Average
-from vitctl.engine.step import TrainStep
+from vitctl.engine.update import TrainStep
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import variant
 
@@ -110,9 +110,9 @@ def test_check_space__counts_what_will_be_written(
     trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     t = trainer(LOSS, name="adam")
-    average = Average(t.unwrapped, 0.5)
+    average = Average(t.network, 0.5)
     t.update(0, [batch(8)])
-    tensors = list(parts(t.unwrapped, average, t.optimizer))
+    tensors = list(parts(t.network, average, t.optimizer))
     assert {part for part, _, _ in tensors} == {"model", "ema", "optimizer"}
     size = sum(
         tensor.numel() * tensor.element_size() for _, name, tensor in tensors if not name.startswith("step/")
@@ -121,12 +121,12 @@ def test_check_space__counts_what_will_be_written(
         usage = saving.shutil._ntuple_diskusage(10**9, 0, free)  # type: ignore[attr-defined]
         monkeypatch.setattr(saving.shutil, "disk_usage", lambda _, usage=usage: usage)
         if enough:
-            check_space(tmp_path / "new" / "checkpoints", t.unwrapped, average, slots=2, kept=2)
+            check_space(tmp_path / "new" / "checkpoints", t.network, average, slots=2, kept=2)
         else:
             with pytest.raises(
                 CheckpointError, match=r"2 kept and one being written, .* free some space, choose another"
             ):
-                check_space(tmp_path / "new" / "checkpoints", t.unwrapped, average, slots=2, kept=2)
+                check_space(tmp_path / "new" / "checkpoints", t.network, average, slots=2, kept=2)
     assert not (tmp_path / "new").exists()
 
 
@@ -137,9 +137,9 @@ def test_check_space__what_is_there_already_counts(
     usage = saving.shutil._ntuple_diskusage(10**9, 0, 0)  # type: ignore[attr-defined]
     monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(CheckpointError):
-        check_space(tmp_path, t.unwrapped, None, slots=2, kept=1)
+        check_space(tmp_path, t.network, None, slots=2, kept=1)
     (tmp_path / "step_00000001").write_bytes(bytes(10**6))
-    check_space(tmp_path, t.unwrapped, None, slots=2, kept=1)
+    check_space(tmp_path, t.network, None, slots=2, kept=1)
 
 
 def test_check_space__what_was_set_aside_is_never_deleted(
@@ -151,4 +151,4 @@ def test_check_space__what_was_set_aside_is_never_deleted(
     (tmp_path / "torn_step_00000001").mkdir()
     (tmp_path / "torn_step_00000001" / "model.safetensors").write_bytes(bytes(10**6))
     with pytest.raises(CheckpointError):
-        check_space(tmp_path, t.unwrapped, None, slots=2, kept=1)
+        check_space(tmp_path, t.network, None, slots=2, kept=1)

@@ -14,8 +14,8 @@ from tests.engine.conftest import Tiny, batch
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.journal import LOG, STEP_RECORDS, TRACE, Journal, read_records
 from vitctl.engine.runtime import Runtime
-from vitctl.engine.step import Result
 from vitctl.engine.trace import Recorder, batch_digest, norm_marks, read_marks, read_steps
+from vitctl.engine.update import Result
 
 SIZE, NORMS = 5, 4
 

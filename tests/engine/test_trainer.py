@@ -4,7 +4,10 @@ import json
 import re
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,23 +23,25 @@ from tests.conftest import (
     checkpoint,
     harmed,
     records,
-    sample_keys,
+    step_images,
     train_records,
     two_processes,
 )
 from tests.engine.conftest import LOSS, batch
 from vitctl.data.loader.batches import Batch
 from vitctl.data.shards.index import read_index
-from vitctl.engine import trainer as training
+from vitctl.engine import assemble
 from vitctl.engine.checkpoint import Saver
+from vitctl.engine.evaluation import Score
+from vitctl.engine.log import is_due
 from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.step import TrainStep, Update
+from vitctl.engine.state import Counts
 from vitctl.engine.trainer import Trainer
+from vitctl.engine.update import TrainStep, Update
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.pretrain import pretrain
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
-from vitctl.recipe.known import Comparison, Known
 from vitctl.recipe.load import Override, load_recipe
 
 Make = Callable[..., TrainStep]
@@ -79,7 +84,7 @@ def test_resume__a_torn_checkpoint_gives_way_to_the_older_one_and_is_said(run: R
     assert [r["step"] for r in records(folder, "resume")] == [6]
     assert checkpoint(folder, 8) == checkpoint(straight, 8)
     assert [r["loss"] for r in train_records(folder)] == [r["loss"] for r in train_records(straight)]
-    assert sample_keys(folder) == sample_keys(straight)
+    assert step_images(folder) == step_images(straight)
 
 
 def test_resume__without_any_whole_checkpoint_is_refused_until_they_are_deleted(run: Run) -> None:
@@ -102,13 +107,13 @@ def test_resume__without_any_whole_checkpoint_is_refused_until_they_are_deleted(
 
 def test_resume__with_other_threads_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"schedule.total_steps": 6, "checkpoint.every_steps": 3, "schedule.warmup_steps": 2}
-    monkeypatch.setattr(Trainer, "_computed_on", lambda _: {"device_name": "a", "threads": 1})
+    monkeypatch.setattr(assemble, "computed_on", lambda *_: {"device_name": "a", "threads": 1})
     folder = run("threads", **values)
     for threads, count in ((1, 0), (2, 1)):
         shutil.rmtree(folder / "checkpoints" / "step_00000006")
         (folder / "result.json").unlink()
         facts = {"device_name": "a", "threads": threads}
-        monkeypatch.setattr(Trainer, "_computed_on", lambda _, facts=facts: facts)
+        monkeypatch.setattr(assemble, "computed_on", lambda *_, facts=facts: facts)
         work(folder)
         said = [record["text"] for record in records(folder, "warning")]
         assert sum("threads 1, here 2" in text for text in said) == count
@@ -140,11 +145,11 @@ def test_resume__a_debiased_average_goes_on_bit_for_bit(
     """A skipped update is none of the average's either: their number has to come back with the checkpoint."""
     own = TrainStep.update
 
-    def update(trainer: TrainStep, step: int, micro_batches: list[Batch]) -> Update:
+    def update(trainer: TrainStep, step: int, *given: Any) -> Update:
         objective = trainer.objective
         if step in skipped:
             trainer.objective = lambda *a: objective(*a) * float("nan")
-        result = own(trainer, step, micro_batches)
+        result = own(trainer, step, *given)
         trainer.objective = objective
         return result
 
@@ -213,11 +218,13 @@ def test_log__deviation_of_the_pixels_that_the_network_sees(
 ) -> None:
     seen: list[np.ndarray] = []
 
-    def update(self: Trainer, step: int, micro_batches: list[Batch]) -> Update:
-        seen.append(np.concatenate([one.images.numpy() for one in micro_batches]))
-        return TrainStep.update(self, step, micro_batches)
+    own = TrainStep.update
 
-    monkeypatch.setattr(Trainer, "update", update)
+    def update(self: TrainStep, step: int, micro_batches: list[Batch], *given: Any) -> Update:
+        seen.append(np.concatenate([one.images.numpy() for one in micro_batches]))
+        return own(self, step, micro_batches, *given)
+
+    monkeypatch.setattr(TrainStep, "update", update)
     mean, std = np.array([0.1, 0.2, 0.3]), np.array([0.5, 0.25, 1.0])
     folder = run("a", **SHORT, **{"data.mean": mean.tolist(), "data.std": std.tolist()})
     expected = [((x / 255 - mean[:, None, None]) / std[:, None, None]).std(ddof=1) for x in seen]
@@ -249,7 +256,7 @@ def test_known__is_logged_and_flagged_once(run: Run) -> None:
 def test_log__data_wait_is_the_share_of_time_without_data(
     run: Run, monkeypatch: pytest.MonkeyPatch, seconds: float, low: float, high: float
 ) -> None:
-    real = training.train_batches
+    real = assemble.train_batches
 
     def ready(*given: Any, **named: Any) -> Iterator[Batch]:
         """Batches that are there when asked for, or so many seconds later."""
@@ -263,7 +270,7 @@ def test_log__data_wait_is_the_share_of_time_without_data(
 
         return handed()
 
-    monkeypatch.setattr(training, "train_batches", ready)
+    monkeypatch.setattr(assemble, "train_batches", ready)
     changes = {"evaluation.every_steps": 0, "log.every_steps": 2}
     waits = [r["data_wait"] for r in train_records(run("a", **{**SHORT, **changes}))][
         1:
@@ -344,39 +351,69 @@ def test_bad_samples__in_the_scored_split_are_an_error(run: Run, tiny_data: Path
 
 
 class Diary(Trainer):
-    """A training that writes down what it would do."""
+    """A training that writes down what it would do, and is its own state and log."""
 
     def __init__(
         self, step: TrainStep, total_steps: int, *, behind: int = 0, log: int = 0, evaluate: int = 0,
         probe: int = 0, save: int = 0,
     ) -> None:  # fmt: skip
-        vars(self).update(vars(step))
-        self.start_state()
-        self.total_steps, self.steps_behind, self.own, self.probe_every = total_steps, behind, range(8), probe
-        self.saver: Any = Mock()
-        every = {"log": log, "evaluation": evaluate, "checkpoint": save}
-        self.recipe: Any = SimpleNamespace(
-            **{k: SimpleNamespace(every_steps=v, patience=0) for k, v in every.items()}
-        )
         self.said: list[str] = []
+        self.stop, self.runtime, self.pending, self.own = StopFlag(), step.runtime, deque(), range(8)
+        self.total_steps, self.steps_behind = total_steps, behind
+        self.log = self.state = self  # type: ignore[assignment]
+        self.step, self.saved, self.folder, self.journal = 0, -1, Path(), Mock()
+        self.counts, self.scores, self.probed = Counts(), {}, set[int]()
+        self.train_step = replace(step, changing=self.changing)
+        every = {"log": log, "evaluation": evaluate, "checkpoint": save, "fewshot_probe": probe}
+        sections: Any = {k: SimpleNamespace(every_steps=v, patience=0) for k, v in every.items()}
+        sections["evaluation"].metric = "accuracy"
+        more = {"data": SimpleNamespace(max_bad_fraction=0), "schedule": SimpleNamespace(batch_size=8)}
+        self.recipe: Any = SimpleNamespace(**sections, **more, machine=SimpleNamespace(compile=False))
+        self.score, self.probe = self.scored, (self.probed_now if probe else None)  # type: ignore[assignment]
+        self.every = log
 
-    def comparison(self, *_: Any) -> Any:
-        return Comparison(Known(), 1, 0.0, 0)
+    @property
+    def _probe_every(self) -> int:
+        return int(self.recipe.fewshot_probe.every_steps)
 
-    def log(self, step: int, *_: Any) -> None:
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        yield
+        self.step += 1
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        yield
+
+    def reads(self, step: int) -> bool:
+        return is_due(step, self.every)
+
+    def start_clock(self, _: int) -> None:
+        pass
+
+    def add(self, step: int, *_: Any, **__: Any) -> None:
         self.said.append(f"log {step}")
 
-    def evaluate(self, step: int) -> None:
-        self.said.append(f"evaluate {step}")
+    def scored(self, _: Any) -> Any:
+        self.said.append(f"evaluate {self.step}")
+        return Score(0, 1)
 
-    def probe(self, step: int) -> None:
-        self.said.append(f"probe {step}")
+    def probed_now(self, _: Any) -> Any:
+        self.said.append(f"probe {self.step}")
 
-    def save(self, step: int, last: bool = False) -> None:
-        self.said.append(f"save {step}" + " and wait" * last)
+    def write_score(self, *_: Any) -> None:
+        pass
 
-    def rescue(self, step: int, error: Exception) -> None:
-        self.said.append(f"rescue {step} from {error}")
+    def write_fewshot(self, step: int, *_: Any) -> None:
+        self.probed.add(step)
+
+    def save(self, last: bool = False) -> None:
+        if self.saved != self.step:
+            self.said.append(f"save {self.step}" + " and wait" * last)
+        self.saved = self.step
+
+    def rescue(self, error: Exception, _: Any) -> None:
+        self.said.append(f"rescue {self.step} from {error}")
 
 
 def signalled(diary: Diary) -> Iterator[Batch]:
@@ -392,43 +429,45 @@ def endless() -> Iterator[Batch]:
         yield batch(8)
 
 
-def test_run_steps__evaluates_before_it_saves_and_both_at_the_end(trainer: Make) -> None:
+def test_run_steps__evaluates_before_it_saves_but_at_the_end(trainer: Make) -> None:
     diary = Diary(trainer(LOSS), 5, evaluate=2, probe=3, save=4)
-    diary.run_steps(endless(), 1)
+    diary.step = 1
+    diary.run_steps(endless())
     expected = (
-        "log 2, evaluate 2, log 3, probe 3, log 4, evaluate 4, save 4, log 5, evaluate 5, probe 5, "
-        "save 5 and wait"
+        "log 2, evaluate 2, log 3, probe 3, log 4, evaluate 4, save 4, log 5, save 5 and wait, evaluate 5, "
+        "probe 5"
     )
     assert ", ".join(diary.said) == expected
 
 
 def test_run_steps__zero_means_only_at_the_end(trainer: Make) -> None:
     diary = Diary(trainer(LOSS), 2)
-    diary.run_steps(endless(), 0)
-    assert diary.said == ["log 1", "log 2", "evaluate 2", "save 2 and wait"]
+    diary.run_steps(endless())
+    assert diary.said == ["log 1", "log 2", "save 2 and wait", "evaluate 2"]
 
 
 def test_run_steps__a_signal_saves_the_finished_step_and_leaves(trainer: Make) -> None:
     diary = Diary(trainer(LOSS), 9, evaluate=1)
     with pytest.raises(Stopped):
-        diary.run_steps(signalled(diary), 0)
+        diary.run_steps(signalled(diary))
     assert diary.said == ["log 1", "evaluate 1", "log 2", "evaluate 2", "log 3", "save 3 and wait"]
 
 
 def test_run_steps__on_a_gpu_numbers_are_read_one_step_late_but_for_what_is_logged_or_saved(
-    trainer: Make,
+    trainer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Updates(Diary):
-        def update(self, step: int, micro_batches: list[Batch]) -> Update:
-            self.said.append(f"update {step}")
-            return super().update(step, micro_batches)
+    diary, update = Diary(trainer(LOSS), 7, behind=1, log=5, save=3), TrainStep.update
 
-    diary = Updates(trainer(LOSS), 7, behind=1, log=5, save=3)
-    diary.run_steps(endless(), 0)
+    def told(own: TrainStep, step: int, *given: Any) -> Update:
+        diary.said.append(f"update {step}")
+        return update(own, step, *given)
+
+    monkeypatch.setattr(TrainStep, "update", told)
+    diary.run_steps(endless())
     assert ", ".join(diary.said) == (
         "update 0, update 1, log 1, update 2, log 2, log 3, save 3, update 3, update 4, log 4, log 5, update "
         "5, log 6, save 6, "
-        "update 6, log 7, evaluate 7, save 7 and wait"
+        "update 6, log 7, save 7 and wait, evaluate 7"
     )
 
 
@@ -437,12 +476,12 @@ def test_run_steps__numbers_read_late_are_the_same(trainer: Make) -> None:
     for behind, said in read.items():
 
         class Numbers(Diary):
-            def log(self, step: int, *rest: Any, said: list[tuple[Any, ...]] = said) -> None:
+            def add(self, step: int, *rest: Any, said: list[tuple[Any, ...]] = said, **_: Any) -> None:
                 result = rest[0]
                 said.append((step, result.loss, result.grad_norm, result.lr, result.gradient.tolist()))
 
         step = trainer(LOSS, name="adam", lr=lambda step: 0.1 / (step + 1))
-        Numbers(step, 6, behind=behind).run_steps(endless(), 0)
+        Numbers(step, 6, behind=behind).run_steps(endless())
     assert read[0] == read[1]
     assert [row[0] for row in read[0]] == [1, 2, 3, 4, 5, 6]
     assert len({row[1] for row in read[0]}) == 6
@@ -451,7 +490,7 @@ def test_run_steps__numbers_read_late_are_the_same(trainer: Make) -> None:
 def test_run_steps__a_signal_read_late_stops_after_the_step_under_way(trainer: Make) -> None:
     diary = Diary(trainer(LOSS), 9, behind=1)
     with pytest.raises(Stopped):
-        diary.run_steps(signalled(diary), 0)
+        diary.run_steps(signalled(diary))
     assert diary.said == ["log 1", "log 2", "log 3", "log 4", "save 4 and wait"]
 
 
@@ -462,24 +501,25 @@ def test_run_steps__after_an_error_all_finished_steps_are_logged(trainer: Make) 
 
     diary = Diary(trainer(LOSS), 9, behind=1)
     with pytest.raises(OSError, match="gone"):
-        diary.run_steps(batches(), 0)
+        diary.run_steps(batches())
     assert diary.said == ["log 1", "log 2", "log 3", "rescue 3 from gone"]
 
 
 def test_run_steps__a_signal_before_the_first_step_saves_what_there_is(trainer: Make) -> None:
     diary = Diary(trainer(LOSS), 9)
     diary.stop.raise_(10)
+    diary.step = 4
     with pytest.raises(Stopped):
-        diary.run_steps(endless(), 4)
+        diary.run_steps(endless())
     assert diary.said == ["save 4 and wait"]
 
 
 def test_run_steps__a_signal_during_evaluation_saves_too(trainer: Make) -> None:
     class Stopping(Diary):
-        def evaluate(self, _: int) -> None:
+        def scored(self, _: Any) -> Any:
             raise Stopped
 
     diary = Stopping(trainer(LOSS), 9, evaluate=2)
     with pytest.raises(Stopped):
-        diary.run_steps(endless(), 0)
+        diary.run_steps(endless())
     assert diary.said == ["log 1", "log 2", "save 2 and wait"]

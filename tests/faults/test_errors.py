@@ -16,15 +16,24 @@ from typing import Any
 import pytest
 from safetensors import SafetensorError
 
-from tests.conftest import Run, checkpoint, harmed, records, sample_keys, train_records, two_processes
+from tests.conftest import (
+    Run,
+    batch_keys,
+    checkpoint,
+    harmed,
+    records,
+    step_images,
+    train_records,
+    two_processes,
+)
 from tests.faults.conftest import assert_same, prepared, warnings
 from tests.harmed import poisoned
 from tests.matrix import few
-from vitctl.engine import evaluation, mixing, optimizer, step, trainer
+from vitctl.engine import evaluation, mixing, optimizer, trainer, update
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.journal import CHECKPOINTS
-from vitctl.engine.step import SKIPPED
-from vitctl.engine.trainer import Trainer
+from vitctl.engine.log import SKIPPED, RunLog
+from vitctl.engine.state import RunState
 from vitctl.errors import DataError, LaunchError, VitctlError, explained, writing
 from vitctl.launch.worker import work
 from vitctl.system.pool import run_tasks
@@ -132,10 +141,10 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
 
 WHOLE = {
     "images": (trainer, "take", 6, DataError("a loader process was killed"), 5),
-    "forward": (step.TrainStep, "_backward", 6, MemoryError("no memory"), 5),
-    "a bug": (step, "clip_gradients", 6, ZeroDivisionError("a bug"), 5),
+    "forward": (update.TrainStep, "_backward", 6, MemoryError("no memory"), 5),
+    "a bug": (update, "clip_gradients", 6, ZeroDivisionError("a bug"), 5),
     "evaluation": (evaluation, "count_hits", 1, KeyError("a bug"), 4),
-    "too many bad samples": (Trainer, "log", 5, DataError("too many"), 5),
+    "too many bad samples": (RunLog, "add", 5, DataError("too many"), 5),
 }
 
 
@@ -145,7 +154,7 @@ def test_error__between_two_updates_is_saved(
     error: Exception, step: int
 ) -> None:  # fmt: skip
     folder = prepared(tmp_path / "run", tiny_data)
-    broken(owner, name, call, error, after=owner is Trainer)
+    broken(owner, name, call, error, after=owner is RunLog)
     with pytest.raises((type(error), VitctlError)):
         work(folder)
     saved, problems = newest_checkpoint(folder / CHECKPOINTS)
@@ -161,8 +170,8 @@ def test_error__between_two_updates_is_saved(
 
 
 HALF = {
-    "half an update": (step.Average, "update", 6, "it came in the middle of an update"),
-    "before it is counted": (step.TrainStep, "_step", 6, "it came in the middle of an update"),
+    "half an update": (update.Average, "update", 6, "it came in the middle of an update"),
+    "before it is counted": (update.TrainStep, "_apply", 6, "it came in the middle of an update"),
     "half a swap": (optimizer, "_swap", 2, "it came while weights and their average were swapped"),
 }
 
@@ -194,14 +203,14 @@ def test_error__whose_save_fails_too_is_the_one_reported(
     folder = prepared(tmp_path / "run", tiny_data)
     with monkeypatch.context() as once:
         broken(trainer, "take", 6, DataError("the first error"))
-        start = Trainer.start_saving
+        start = RunState._start_saving
 
-        def failing(run: Trainer, step: int) -> None:
-            if step == 5:
+        def failing(run: RunState) -> None:
+            if run.step == 5:
                 raise MemoryError("no room for a copy")
-            start(run, step)
+            start(run)
 
-        once.setattr(Trainer, "start_saving", failing)
+        once.setattr(RunState, "_start_saving", failing)
         with pytest.raises(DataError, match="the first error"):
             work(folder)
     assert warnings(folder)[-1].startswith(
@@ -220,9 +229,9 @@ def test_not_finite__updates_are_skipped_and_ten_in_a_row_are_an_error(run: Run,
         run("a", **NOT_FINITE, **{"optimizer.lr": 1e200, "optimizer.clip_norm": 0.0})
     assert f"{folder / SKIPPED} has norms and sample keys; lower optimizer.lr" in str(caught.value)
     skipped = [json.loads(line) for line in (folder / SKIPPED).read_text().splitlines()]
-    first, keys = skipped[0], sample_keys(folder)
+    first, keys = skipped[0], batch_keys(folder)
     assert [line["step"] for line in skipped] == list(range(first["step"], first["step"] + 10))
-    assert all(sorted(line["keys"]) == keys[line["step"]] for line in skipped)
+    assert all(line["keys"] == keys[line["step"] - 1] for line in skipped)
     assert {"nan"} == {line["loss"] for line in skipped}
     assert set(first["gradient_norms"]) == set(first["weight_norms"])
     *each, last = [record["text"] for record in records(folder, "warning")]
@@ -245,7 +254,8 @@ def test_not_finite__on_one_of_two_processes_is_skipped_by_both(
         "optimizer.clip_norm": 0.0,
         "machine.micro_batch": 8,
     }
-    keys = sample_keys(run("straight", **values))
+    straight = run("straight", **values)
+    keys = batch_keys(straight)
     with monkeypatch.context() as poison:
         poison.setattr(mixing, "classify", poisoned)
         one = run("one", **values)
@@ -261,10 +271,10 @@ def test_not_finite__on_one_of_two_processes_is_skipped_by_both(
         (s, rank) for s in steps for rank in (0, 1)
     ]
     for number in steps:
-        own = [set(line["keys"]) for line in skipped if line["step"] == number]
-        assert sorted(own[0] | own[1]) == keys[number] and not own[0] & own[1]
+        own = {line["rank"]: line["keys"] for line in skipped if line["step"] == number}
+        assert own[0] + own[1] == keys[number - 1]
         assert {line["loss"] for line in skipped if line["step"] == number} == {"nan"}
     assert [r["num_skipped"] for r in train_records(two)] == [r["num_skipped"] for r in train_records(one)]
     assert train_records(two)[-1]["num_skipped"] == len(steps)
-    assert sample_keys(two) == keys
+    assert step_images(two) == step_images(straight)
     assert checkpoint(two, 8) == checkpoint(one, 8)

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tests import warm
-from tests.conftest import TINY, checkpoint, paced, sample_keys, train_records
+from tests.conftest import TINY, checkpoint, paced, step_images, train_records
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, resume
 from tests.matrix import few, slow
 from tests.trained import pretrained  # noqa: F401
@@ -29,7 +29,7 @@ from vitctl.data.datasets.readers import shapes
 from vitctl.data.inspect import check_shards, duplicates
 from vitctl.data.source import splits
 from vitctl.data.writer import shard_writer
-from vitctl.engine import agreement, evaluation, step, trainer
+from vitctl.engine import agreement, assemble, evaluation, log, state, trainer, update
 from vitctl.engine import checkpoint as checkpoints
 from vitctl.engine.preemption import stop_on_signals
 from vitctl.export import export as exporting
@@ -125,7 +125,7 @@ def pretraining(data: Path) -> tuple[object, ...]:
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What machine.compile does around the compiler stays; the compiler itself is slow, see test_kills.py."""
-    monkeypatch.setattr(trainer, "compile_blocks", lambda _: 0)
+    monkeypatch.setattr(assemble, "compile_blocks", lambda _: 0)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def without_signal(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """The same pre-training without a signal."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "compile_blocks", lambda _: 0)
+        patch.setattr(assemble, "compile_blocks", lambda _: 0)
         patch.setattr(sys, "argv", ["vitctl", *map(str, pretraining(tiny_data)), "--out", str(folder)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -145,17 +145,17 @@ MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
     "start-up, data": ((pretrain, "sampling_notes", 1), TERM),
     "start-up, model": ((pretrain, "build", 1), INT),
     "start-up, folder": ((agreement, "newest_checkpoint", 1), USR1),
-    "compile": ((step.TrainStep, "warm_up", 1), USR1),
+    "compile": ((update.TrainStep, "warm_up", 1), USR1),
     "compiled": ((trainer.Trainer, "run_steps", 1), TERM),
-    "training": ((step.TrainStep, "_step", 5), signal.SIGHUP),
-    "the last step": ((step.TrainStep, "_step", 9), INT),
-    "log": ((trainer.Trainer, "_log_samples", 2), TERM),
+    "training": ((update.TrainStep, "_apply", 5), signal.SIGHUP),
+    "the last step": ((update.TrainStep, "_apply", 9), INT),
+    "log": ((log.RunLog, "_log_step", 2), TERM),
     "evaluation": ((evaluation, "count_hits", 1), TERM),
     "the last evaluation": ((evaluation, "count_hits", 2), USR1),
     "few-shot features": ((training, "representations", 2), INT),
     "few-shot solve": ((pretrain, "score_draw", 2), TERM),
     "the last few-shot": ((pretrain, "score_draw", 6), USR1),
-    "saving, copy": ((trainer, "parts", 2), INT),
+    "saving, copy": ((state, "parts", 2), INT),
     "saving, weights": ((checkpoints, "save_tensors", 4), TERM),
     "saving, state": ((checkpoints, "write_run_json", 2), INT),
     "saving, deleting old ones": ((checkpoints, "remove_folders", 5), TERM),
@@ -186,11 +186,11 @@ def test_pretrain__resumes_bit_for_bit(
     assert steps == list(range(1, saved.step + 1))  # no finished step is lost
 
     if number == signal.SIGHUP:
-        hit(trainer, "load_optimizer_tensors", 1, TERM)  # and once more while it starts again
+        hit(state, "load_optimizer_tensors", 1, TERM)  # and once more while it starts again
         assert vitctl("resume", folder)[0] == 3
     assert vitctl("resume", folder)[0] == 0
     assert numbers_of(folder) == numbers_of(without_signal)
-    assert sample_keys(folder) == sample_keys(without_signal)
+    assert step_images(folder) == step_images(without_signal)
     assert checkpoint(folder, 9) == checkpoint(without_signal, 9)
     assert set(checkpoint(folder, 9)) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
 
@@ -205,7 +205,7 @@ JOBS: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
         (training, "representations", 3),
         TERM,
     ),
-    "finetune": (("finetune", "--steps", "4", *FEW), (step.TrainStep, "_step", 3), INT),
+    "finetune": (("finetune", "--steps", "4", *FEW), (update.TrainStep, "_apply", 3), INT),
 }
 
 

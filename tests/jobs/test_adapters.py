@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests.conftest import TINY, checkpoint, started, stored
 from tests.trained import CPU, SMALL, Job, do, made_once
 from vitctl import load_model
-from vitctl.engine.trainer import Trainer
+from vitctl.engine.log import RunLog
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.launch.worker import work
 from vitctl.models.weights.meta import distinct
@@ -140,15 +140,15 @@ def test_resume__gives_the_same_bytes(
 ) -> None:
     values = {**LORA, **more, "weights.source": str(body)}
     job("finetune", "whole", **values)
-    log_step = Trainer._log_step
+    log_step = RunLog._log_step
 
-    def fails(trainer: Trainer, at: int, *rest: Any) -> None:
+    def fails(trainer: RunLog, at: int, *rest: Any) -> None:
         log_step(trainer, at, *rest)
         if at == 3:
             raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_log_step", fails)
+        patched.setattr(RunLog, "_log_step", fails)
         with pytest.raises(ZeroDivisionError):
             job("finetune", **values)
     assert (tmp_path / "run" / "checkpoints" / "step_00000002" / "lora.safetensors").exists()

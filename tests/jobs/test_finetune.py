@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.trained import CPU, SMALL, Job, do
+from vitctl.engine.assemble import RunContext
 from vitctl.engine.preemption import Stopped
-from vitctl.engine.trainer import RunContext
 from vitctl.errors import RecipeError, VitctlError
 from vitctl.jobs import finetune as finetuning
 from vitctl.models.weights.weights_file import read_weights, weights_digest

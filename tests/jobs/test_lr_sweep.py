@@ -12,7 +12,7 @@ from tests.conftest import train_records, two_processes, worker
 from tests.trained import CPU, SMALL, Job, do
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.evaluation import Score
-from vitctl.engine.step import TrainStep, Update
+from vitctl.engine.update import TrainStep, Update
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.lr_sweep import Trial, _check_same, best
 from vitctl.launch.prepare_run import prepare_run
@@ -98,11 +98,11 @@ def test_finetune__stopped_in_the_second_rate_goes_on_there(
     }
     update, steps = TrainStep.update, []
 
-    def update_and_signal(self: TrainStep, step: int, batches: list[Batch]) -> Update:
+    def update_and_signal(self: TrainStep, step: int, batches: list[Batch], stopped: bool) -> Update:
         steps.append(step)
-        if len(steps) == 9:
+        if len(steps) == 8:  # the next update tells all processes
             os.kill(os.getpid(), signal.SIGTERM)
-        return update(self, step, batches)
+        return update(self, step, batches, stopped)
 
     with monkeypatch.context() as patched:
         patched.setattr(TrainStep, "update", update_and_signal)

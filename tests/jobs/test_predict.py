@@ -581,7 +581,7 @@ def test_predict__files_are_read_when_their_batch_comes(
     seen: list[int] = []
     read = ImageFiles.read
     monkeypatch.setattr(ImageFiles, "read", lambda self, n: (seen.append(n), read(self, n))[1])
-    many = ImageFiles([str(extracted[0])] * 1_000_000)
+    many = ImageFiles([str(extracted[0])] * 100_000)
     stream = predict(recipe(trained, **{"evaluation.batch_size": 3}), [many])
     assert len(next(stream)) == 3
     assert seen == [0, 1, 2]

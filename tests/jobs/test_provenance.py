@@ -10,7 +10,7 @@ import torch
 from tests.trained import Job
 from vitctl.data.source.splits import open_shards
 from vitctl.engine.metrics import baselines, mean_per_class
-from vitctl.engine.step import Counts, check_share
+from vitctl.engine.state import Counts
 from vitctl.errors import VitctlError
 
 COMPUTED = {"precision", "device", "device_name", "hardware", "processes", "threads", "versions"}
@@ -77,8 +77,8 @@ def test_baselines__by_hand() -> None:
 
 
 def test_skipped__more_than_half_of_the_updates_is_no_result(tmp_path: Path) -> None:
-    check_share(10, Counts(num_skipped=5), tmp_path)
+    Counts(num_skipped=5).check_share(10, tmp_path)
     with pytest.raises(
         VitctlError, match="6 of 10 updates were not finite and were skipped: this is not the training"
     ):
-        check_share(10, Counts(num_skipped=6), tmp_path)
+        Counts(num_skipped=6).check_share(10, tmp_path)

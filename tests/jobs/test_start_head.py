@@ -16,7 +16,7 @@ from tests.verify.conftest import said
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.decode import decode
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.engine.trainer import Trainer
+from vitctl.engine.update import TrainStep
 from vitctl.errors import VitctlError
 from vitctl.jobs import start_head as heads
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
@@ -94,20 +94,20 @@ def test_fewshot__stopped_it_goes_on_with_the_same_bits(
     """Before the first checkpoint the head is solved again; after it, it is not."""
     values = {**FEWSHOT, "checkpoint.every_steps": 3}
     job("finetune", "whole", **values)
-    solve, update, times = heads.decompose, Trainer.update, list[int]()
+    solve, update, times = heads.decompose, TrainStep.update, list[int]()
     stop_at = 0
 
     def counted(*args: Any, **more: Any) -> Any:
         times.append(stop_at)
         return solve(*args, **more)
 
-    def stopping(self: Trainer, step: int, *args: Any) -> Any:
+    def stopping(self: TrainStep, step: int, *args: Any) -> Any:
         if step == stop_at:
             raise OSError("pulled")
         return update(self, step, *args)
 
     monkeypatch.setattr(heads, "decompose", counted)
-    monkeypatch.setattr(Trainer, "update", stopping)
+    monkeypatch.setattr(TrainStep, "update", stopping)
     for stop_at in (2, 5, 99):
         with suppress(VitctlError, OSError):
             job("finetune", "parts", **values)

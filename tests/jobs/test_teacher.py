@@ -13,7 +13,7 @@ import torch
 from tests.conftest import TINY, checkpoint, records, started, stored
 from tests.trained import CPU, SMALL, Job, do, made_once
 from tests.verify.conftest import said
-from vitctl.engine.trainer import Trainer
+from vitctl.engine.log import RunLog
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.plan import plan_training
 from vitctl.launch.worker import work
@@ -145,15 +145,15 @@ def test_resume__gives_the_same_bytes_from_the_same_teacher_alone(
     copied = Path(shutil.copyfile(weights, tmp_path / "teacher.safetensors"))
     values = {**DISTIL, **more, "distillation.teacher": str(copied)}
     job("finetune", "whole", **values)
-    log_step = Trainer._log_step
+    log_step = RunLog._log_step
 
-    def fails(trainer: Trainer, at: int, *rest: Any) -> None:
+    def fails(trainer: RunLog, at: int, *rest: Any) -> None:
         log_step(trainer, at, *rest)
         if at == 3:
             raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_log_step", fails)
+        patched.setattr(RunLog, "_log_step", fails)
         with pytest.raises(ZeroDivisionError):
             job("finetune", **values)
     kept = copied.read_bytes()

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TINY, Run, checkpoint, records, run_as, sample_keys
+from tests.conftest import TINY, Run, checkpoint, records, run_as, step_images
 from tests.trained import Job, do
 from tests.verify.conftest import longer
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.shard_writer import write_split
 from vitctl.engine.evaluation import Score
-from vitctl.engine.trainer import Trainer
+from vitctl.engine.log import RunLog
+from vitctl.engine.state import RunState
 from vitctl.errors import RecipeError
 from vitctl.jobs import training
 from vitctl.jobs.inputs.checks import check_recipe
@@ -62,7 +63,7 @@ def test_uneven__any_number_of_processes_gives_the_same_bytes(
     one, several = run("one", **{**LANES, "data.path": str(uneven), **values}), tmp_path / "several"
     run_as(num_processes, several, uneven, **{**LANES, **values})
     assert checkpoint(several, 4) == checkpoint(one, 4)
-    assert sample_keys(several) == sample_keys(one)
+    assert step_images(several) == step_images(one)
 
 
 @pytest.mark.parametrize("values", CHANGES)
@@ -82,7 +83,7 @@ def test_uneven__resumes_and_replays_bit_for_bit(
     assert (
         checkpoint(run("cut", **{**given, "machine.micro_batch": 5}), 8).keys() == checkpoint(whole, 8).keys()
     )
-    assert sample_keys(cut) == sample_keys(whole)
+    assert step_images(cut) == step_images(whole)
     losses = [[r["loss"] for r in records(folder, "train")] for folder in (whole, cut)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
     findings = [one for _, one in verify(whole, steps="all", scores=True)]
@@ -206,20 +207,20 @@ def test_patience__killed_at_the_deciding_score_it_stops_there_again(
     run: Run, scored: Fake, monkeypatch: pytest.MonkeyPatch, killed_in: str, tmp_path: Path
 ) -> None:
     """Before the checkpoint of the last step is written, and after it."""
-    save = Trainer.save
+    save = RunState.save
 
     def killed(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    def save_but_the_last(own: Trainer, step: int, *more: Any, **named: Any) -> None:
-        (killed if step == 8 else save)(own, step, *more, **named)
+    def save_but_the_last(own: RunState, *more: Any, **named: Any) -> None:
+        (killed if own.step == 8 else save)(own, *more, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "rescue", lambda *_: None)
+        patch.setattr(RunState, "rescue", lambda *_: None)
         if killed_in == "save":
-            patch.setattr(Trainer, "save", save_but_the_last)
+            patch.setattr(RunState, "save", save_but_the_last)
         else:
-            patch.setattr(Trainer, "report_problems", killed)
+            patch.setattr(RunLog, "report_problems", killed)
         with pytest.raises(ZeroDivisionError):
             run("a", **STOPS)
     scored(3 if killed_in == "save" else 5)

@@ -10,8 +10,8 @@ import signal
 from typing import Any
 
 from tests.launch.paced_worker import pace
-from vitctl.engine.step import TrainStep
 from vitctl.engine.trace import Recorder
+from vitctl.engine.update import TrainStep
 from vitctl.launch import peers
 
 

@@ -5,20 +5,20 @@ between them.
 import time
 from typing import Any
 
-from vitctl.engine.step import TrainStep
+from vitctl.engine.update import TrainStep
 
 SECONDS = 0.05
 
 
 def pace() -> None:
     """Slow down the function that makes a step."""
-    step = TrainStep._step
+    step = TrainStep._apply
 
     def paced(trainer: Any, *given: Any) -> None:
         time.sleep(SECONDS)
         step(trainer, *given)
 
-    TrainStep._step = paced  # type: ignore[method-assign]
+    TrainStep._apply = paced  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

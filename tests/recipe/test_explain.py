@@ -7,10 +7,16 @@ from vitctl.recipe.load import every_key
 from vitctl.recipe.schema import JOBS
 from vitctl.recipe.write import explain
 
+MOST_KEYS = 239
+
+
+def test_keys__of_all_recipes_are_no_more_than_were_decided() -> None:
+    """A new one is a decision: raise the number with the reason for the key. Lower it where one goes."""
+    assert len({key for schema in JOBS.values() for key in every_key(schema)}) == MOST_KEYS
+
 
 def test_explain__every_key_of_every_job() -> None:
     keys = {key for schema in JOBS.values() for key in every_key(schema)}
-    assert len(keys) > 70
     for key in keys:
         lines = explain(key)
         assert lines[0] == key

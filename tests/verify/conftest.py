@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TINY
+from tests.conftest import TINY, batch_keys, chained
 from vitctl.engine.checkpoint import read_checkpoint, save_checkpoint
-from vitctl.engine.journal import linked, split
-from vitctl.engine.trainer import Trainer
+from vitctl.engine.journal import RECORDS, json_digest
+from vitctl.engine.log import RunLog
+from vitctl.jobs.record.result import published_digest, read_result
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.models.weights.weights_file import read_weights
@@ -69,15 +70,15 @@ def longer(run: Path, allow: str = "schedule.total_steps", **values: Any) -> Non
 
 def stopped_after(train: Train, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Raise an error after a step of the run "a"; its rescue saves a checkpoint."""
-    log_step = Trainer._log_step
+    log_step = RunLog._log_step
 
-    def fails(run: Trainer, at: int, *rest: Any) -> None:
+    def fails(run: RunLog, at: int, *rest: Any) -> None:
         log_step(run, at, *rest)
         if at == step:
             raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_log_step", fails)
+        patched.setattr(RunLog, "_log_step", fails)
         with pytest.raises(ZeroDivisionError):
             train("a")
 
@@ -92,15 +93,9 @@ def said(folder: Path, what: str, **options: Any) -> list[tuple[str, str]]:
     return [(one.state, one.text) for _, one in verify(folder, **options) if one.what == what]
 
 
-def batches(folder: Path) -> list[list[str]]:
-    """The keys of each step's batch, in order, as a run of one process wrote them."""
-    lines = (folder / "samples" / "rank_00.jsonl").read_text().splitlines()
-    return [json.loads(line)["keys"] for line in lines]
-
-
 def first_use(folder: Path, key: str) -> tuple[int, int]:
     """Step and position at which a sample is first used."""
-    return next((step, keys.index(key)) for step, keys in enumerate(batches(folder), 1) if key in keys)
+    return next((step, keys.index(key)) for step, keys in enumerate(batch_keys(folder), 1) if key in keys)
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -116,13 +111,28 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path.write_text(json.dumps(value))
 
 
-def relinked(path: Path) -> None:
-    """Compute every link of a file again."""
-    before, lines = "", []
-    for line in path.read_bytes().splitlines():
-        lines.append(linked(split(line).body, before))
-        before = split(lines[-1]).sha256
-    path.write_bytes(b"\n".join(lines) + b"\n")
+def as_earlier(run: Path) -> None:
+    """Make a run what an earlier release would have written: with chained lines, and links as their ends."""
+    before = json.loads((run / "result.json").read_text())
+    links = {name: chained(run / name) for name in RECORDS}
+    states = {}
+    for file in sorted((run / "checkpoints").glob("*/state.json")):
+        state = json.loads(file.read_text())
+        ends = {"log_head": links["log.jsonl"], "steps_head": links["steps.jsonl"]}
+        state |= {name: of_end[state[name]] for name, of_end in ends.items()} | {"unrecorded": 0}
+        del state["sha256"]
+        states[file.parent.name] = json_digest(state)
+        file.write_text(json.dumps({**state, "sha256": states[file.parent.name]}))
+    ends = {name: of_end[before["record"][name]] for name, of_end in links.items()}
+    recorded(run, **ends, checkpoints=states)
+
+
+def recorded(run: Path, **record: Any) -> None:
+    """Give a result other digests of its records, and its own digest anew."""
+    rewrite(run / "result.json", lambda result: result["record"].update(record))
+    result = read_result(run, own=False)
+    assert result is not None
+    rewrite(run / "result.json", lambda r: r["record"].update({"result.json": published_digest(result)}))
 
 
 def replaced(run: Path, other: Path, *names: str) -> None:

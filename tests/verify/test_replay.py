@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from tests.conftest import TINY, run_as_two, two_processes
+from tests.conftest import TINY, batch_keys, run_as_two, two_processes
 from tests.trained import Job
 from tests.verify.conftest import (
     LAST,
     SHORT,
     Train,
-    batches,
     edit,
     first_use,
     found,
@@ -33,10 +32,10 @@ from vitctl.data.shards.index import read_index
 from vitctl.data.source.order import Order
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.shard_writer import write_split
-from vitctl.engine import computation, trainer
-from vitctl.engine import step as step_module
-from vitctl.engine.step import TrainStep
+from vitctl.engine import assemble, computation
+from vitctl.engine import update as step_module
 from vitctl.engine.trace import StartLine
+from vitctl.engine.update import TrainStep
 from vitctl.errors import RecipeError
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.models.weights.weights_file import read_weights
@@ -97,7 +96,7 @@ def shard_bytes(root: Path, key: str) -> tuple[Path, int]:
 
 def test_a_flipped_byte__in_an_image_is_named_by_key(finished: Path, tiny_data: Path, tmp_path: Path) -> None:
     data = Path(shutil.copytree(tiny_data, tmp_path / "data"))
-    key = batches(finished)[2][5]
+    key = batch_keys(finished)[2][5]
     step, position = first_use(finished, key)
     shard, begin = shard_bytes(data, key)
     content = bytearray(shard.read_bytes())
@@ -113,7 +112,7 @@ def test_a_flipped_byte__in_an_image_is_named_by_key(finished: Path, tiny_data: 
 
 
 def test_a_relabelled_sample__is_named_by_key(finished: Path, tmp_path: Path) -> None:
-    key = batches(finished)[1][9]
+    key = batch_keys(finished)[1][9]
     step, position = first_use(finished, key)
     for split, size in (("train", 70), ("test", 23)):
         items = [
@@ -145,13 +144,13 @@ def test_another_seed__is_named_by_recipe_start_weights_and_sample(copy: Path, t
 
 
 def test_another_learning_rate__at_one_step_is_named(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rate = trainer.learning_rate
+    rate = assemble.learning_rate
 
     def other(*given: Any) -> Callable[[int], float]:
         lr = rate(*given)
         return lambda step: lr(step) * (1 + 1e-12 * (step == 6))
 
-    monkeypatch.setattr(trainer, "learning_rate", other)
+    monkeypatch.setattr(assemble, "learning_rate", other)
     recorded = json.loads((finished / "steps.jsonl").read_text().splitlines()[7])["bits"]["lr"]
     [(_, text)] = found(finished, steps="all")
     assert text.startswith(f"step 7: the learning rate: recorded {float.fromhex(recorded)!r}, here ")
@@ -160,13 +159,13 @@ def test_another_learning_rate__at_one_step_is_named(finished: Path, monkeypatch
 def test_another_learning_rate__than_the_recorded_one_is_found_in_the_weights(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step, calls = TrainStep._step, [0]
+    step, calls = TrainStep._apply, [0]
 
     def other(trainer: TrainStep, lr: float, *rest: Any) -> None:
         calls[0] += 1
         step(trainer, lr * (1 + (calls[0] == 7)), *rest)
 
-    monkeypatch.setattr(TrainStep, "_step", other)
+    monkeypatch.setattr(TrainStep, "_apply", other)
     [(_, text)] = found(finished, steps="all")
     assert text == "step 7: the weights after the update"
 

@@ -15,9 +15,9 @@ from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
 from vitctl.data.source.views import Source
+from vitctl.engine.assemble import Images
 from vitctl.engine.runtime import alone, num_workers
 from vitctl.engine.schedule import fitted_recipe
-from vitctl.engine.trainer import Images
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_training_images
 from vitctl.jobs.training import images_of

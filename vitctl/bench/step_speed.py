@@ -34,10 +34,10 @@ from vitctl.bench.timed_steps import (
     without_extras,
 )
 from vitctl.data.loader.batches import Batch
+from vitctl.engine.lanes import ByLanes
 from vitctl.engine.runtime import Computation, alone, num_workers
 from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.sharding import is_sharded
-from vitctl.engine.step import ByLanes
 from vitctl.errors import LaunchError, RecipeError, is_out_of_memory
 from vitctl.jobs.plan import plan_training
 from vitctl.models.flops import (
@@ -204,7 +204,7 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
     s, m = recipe.schedule, recipe.machine
     if m.compile:
         budget.say("compiling")
-        prepared.trainer.warm_up(prepared.one_step())
+        prepared.trainer.train_step.warm_up(prepared.one_step())
         budget = budget.restarted()
     budget.say("measuring matrix products")
     matrix_seconds = min(_MATRIX_SECONDS, _RATE * budget.seconds)
@@ -217,7 +217,7 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
         largest, sizes = largest_micro_batch(prepared, one_step[0], measured.share, budget.part(_LARGEST))
     seconds, free = sum(split.values()), free_bytes(runtime.device)
     at_peak = peak(runtime.device, runtime.precision, matrix)
-    flops = prepared.trainer.flops_per_image
+    flops = prepared.trainer.log.flops_per_image
     achieved = s.batch_size / seconds * flops / runtime.num_processes
     facts = prepared.trainer.facts
     bottleneck = max(split, key=lambda part: split[part])
@@ -323,7 +323,7 @@ def _notes(
 
 def gradient_seconds(prepared: Prepared, micro_batches: list[Batch]) -> float:
     """Return the seconds of one update's gradients, which are discarded."""
-    return seconds_of(prepared.device, lambda: prepared.trainer.warm_up(micro_batches))
+    return seconds_of(prepared.device, lambda: prepared.trainer.train_step.warm_up(micro_batches))
 
 
 def communication(prepared: Prepared, micro_batches: list[Batch], budget: Budget) -> float | None:
@@ -334,13 +334,14 @@ def communication(prepared: Prepared, micro_batches: list[Batch], budget: Budget
         with one process, or if the exchange cannot be switched off.
     """
     trainer = prepared.trainer
-    if trainer.model is trainer.unwrapped or is_sharded(trainer.unwrapped):
+    model, network = trainer.train_step.model, trainer.train_step.network
+    if model is network or is_sharded(network):
         return None
     pairs = []
     for number in range(_ROUNDS):
         budget.say(f"measuring communication, round {number + 1}")
         together = gradient_seconds(prepared, micro_batches)
-        with trainer.runtime.accelerator.no_sync(trainer.model):
+        with trainer.runtime.accelerator.no_sync(model):
             pairs.append((together, gradient_seconds(prepared, micro_batches)))
     together, apart = (statistics.median(column) for column in zip(*pairs[1:], strict=True))
     return float(max(0.0, together - apart))
@@ -357,9 +358,9 @@ def largest_micro_batch(
         compiled there, in the memory of the process.
     """
     trainer = prepared.trainer
-    has_lanes = isinstance(trainer.gradients, ByLanes)
+    has_lanes = isinstance(trainer.train_step.gradients, ByLanes)
     compiles = trainer.recipe.machine.compile and prepared.device.type == "cpu"
-    if trainer.runtime.num_processes > 1 or is_sharded(trainer.unwrapped) or has_lanes or compiles:
+    if trainer.runtime.num_processes > 1 or is_sharded(trainer.state.network) or has_lanes or compiles:
         return None, []
     reset_peak(prepared.device)
     known = [Attempt(0, True, used_bytes(prepared.device))]
@@ -369,7 +370,7 @@ def largest_micro_batch(
         larger = enlarged(batch, images)
         done = attempted(prepared.device, images, lambda _: gradient_seconds(prepared, [larger]))
         if not done.fits:
-            trainer.optimizer.zero_grad(set_to_none=True)
+            trainer.state.optimizer.zero_grad(set_to_none=True)
         return done
 
     largest = largest_batch(attempt, most, room_of(prepared.device), lambda: budget.left, known)

@@ -7,9 +7,9 @@ the last step: there is no device synchronisation, and the host's waits count on
 import contextlib
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from vitctl.bench.largest_batch import peak_bytes, reset_peak
 from vitctl.bench.measuring import Budget
-from vitctl.data.loader.batches import Batch
+from vitctl.data.loader.batches import Batch, take
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import moment, seconds_between
-from vitctl.engine.step import Sums, TrainStep, Update, take
-from vitctl.engine.trace import Recorder
 from vitctl.engine.trainer import Trainer
+from vitctl.engine.update import Sums, TrainStep, Update
 from vitctl.errors import DataError
 from vitctl.jobs.finetune import finetune
 from vitctl.jobs.inputs.data import open_training_images
@@ -87,7 +86,7 @@ class Prepared:
 
     def batches(self) -> Iterator[Batch]:
         """Yield a run's micro-batches without end; noise repeats the images of one step."""
-        made = self.trainer.batches(0)
+        made = self.trainer.batches(first_step=0)
         return cycle(take(made, len(self.trainer.own))) if self.synthetic else made
 
     def one_step(self) -> list[Batch]:
@@ -141,42 +140,48 @@ class Clock:
 
 
 def timed(trainer: Trainer, clock: Clock) -> Trainer:
-    """Return a copy of the trainer, without scores and checkpoints, whose update stamps its parts.
+    """Return a copy of the trainer before its first step, without an end, scores and checkpoints, whose
+    update stamps its parts.
 
     Forward is the loss, with the copy of the images to the device and their normalisation. Backward ends when
     the gradients of all micro-batches are added up, on all processes. The optimizer includes clipping and the
     average. What follows until the next step is its record.
     """
-    copied, objective, recipe = copy(trainer), trainer.objective, trainer.recipe
+    step, recipe, never = trainer.train_step, trainer.recipe, {"every_steps": 0}
 
-    def timed_objective(model: nn.Module, batch: Batch, step: int) -> Tensor:
+    def objective(model: nn.Module, batch: Batch, number: int) -> Tensor:
         clock.switch(FORWARD)
-        loss: Tensor = objective(model, batch, step)
+        loss: Tensor = step.objective(model, batch, number)
         clock.switch(BACKWARD)
         return loss
 
-    def timed_update(step: int, micro_batches: list[Batch]) -> Update:
-        update = TrainStep.update(copied, step, micro_batches)
-        clock.switch(LOG)
-        return update
-
-    def timed_gradients(*given: Any) -> Sums:
-        sums = trainer.gradients(*given)
+    def gradients(*given: Any) -> Sums:
+        sums = step.gradients(*given)
         clock.switch(OPTIMIZER)
         return sums
 
-    never = {"every_steps": 0}
-    copied.recipe = recipe.model_copy(
-        update={
-            "evaluation": recipe.evaluation.model_copy(update=never),
-            "checkpoint": recipe.checkpoint.model_copy(update=never),
-        }
+    def lr(number: int) -> float:
+        return step.lr(number % max(1, trainer.total_steps))  # more steps may be measured than the run has
+
+    class Timed(TrainStep):
+        def update(self, *given: Any) -> Update:
+            update = super().update(*given)
+            clock.switch(LOG)
+            return update
+
+    state, machine = trainer.state.at_the_start(), recipe.machine
+    sections = {name: getattr(recipe, name).model_copy(update=never) for name in ("evaluation", "checkpoint")}
+    sections["machine"] = machine.model_copy(update={"compile": False})  # it is compiled already
+    changed = {"objective": objective, "gradients": gradients, "lr": lr, "changing": state.changing}
+    return replace(
+        trainer,
+        recipe=recipe.model_copy(update=sections),
+        state=state,
+        train_step=Timed(**{**vars(step), **changed}),
+        probe=None,
+        total_steps=2**40,
+        pending=deque(),
     )
-    copied.probe_every = 0
-    copied.objective, copied.gradients = timed_objective, timed_gradients
-    vars(copied)["update"] = timed_update
-    copied.start_state()
-    return copied
 
 
 @dataclass(frozen=True)
@@ -205,22 +210,9 @@ def measure_steps(prepared: Prepared, budget: Budget, least: int = 1) -> Steps:
     """
     clock = Clock(prepared.device)
     trainer = timed(prepared.trainer, clock)
-    rates, total_steps = trainer.lr, max(1, trainer.total_steps)
-    trainer.lr = lambda step: rates(step % total_steps)  # more steps may be measured than the run has
-    trainer.total_steps = 2**40
-    if trainer.recipe.log.trace:
-        trainer.recorder = Recorder(
-            trainer.folder,
-            trainer.journal,
-            trainer.runtime,
-            trainer.unwrapped,
-            trainer.own,
-            trainer.batch_size,
-        )
-        trainer.recorder.start(0, trainer.facts)
-    trainer.start_clock(0)
+    trainer.log.start(0, trainer.facts, trains=False)
     with contextlib.suppress(_Enough):
-        trainer.run_steps(_clocked(prepared, clock, budget, least), 0)
+        trainer.run_steps(_clocked(prepared, clock, budget, least))
     return Steps(clock.steps(), peak_bytes(prepared.device))
 
 

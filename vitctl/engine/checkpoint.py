@@ -35,15 +35,16 @@ from torch.optim import Optimizer
 from vitctl.engine.journal import (
     ADAPTERS,
     AVERAGE,
-    CHAINED,
     LOG,
     LOG_HEAD,
     MODEL,
     OPTIMIZER,
+    RECORDS,
     STATE,
     Journal,
-    LoggedEnds,
+    begins,
     json_digest,
+    logged_checkpoints,
     name_of,
     no_permission,
     step_folder,
@@ -288,23 +289,24 @@ def read_checkpoint(
 MOVE_IT = "copy the files of this run back, or move the folder out of the run to use it by itself"
 
 
-def foreign(saved: SavedCheckpoint, log: LoggedEnds, named: Mapping[str, str]) -> str:
+def foreign(saved: SavedCheckpoint, named: Mapping[str, str]) -> str:
     """Return why a checkpoint is not of the run in whose folder it lies; "" where nothing there says so.
 
     Args:
         saved: the checkpoint.
-        log: what the log of the run says of checkpoints.
         named: digests in the result of the run, by the names of folders.
     """
-    step, end = saved.step, saved.state.get(LOG_HEAD)
+    step, end, run = saved.step, saved.state.get(LOG_HEAD), saved.folder.parent.parent
     if saved.folder.name != (own := step_folder(saved.folder.parent, step).name):
         return f"{STATE} says step {step}, so its name should be {own}"
     if named.get(saved.folder.name, saved.digest) != saved.digest:
         return "is not the checkpoint that the result names; it was replaced"
-    if log.checkpoints.get(step, saved.digest) != saved.digest:
+    if logged_checkpoints(run).get(step, saved.digest) != saved.digest:
         return f"{LOG} names another checkpoint of step {step}"
-    if end and log.chain.links and end not in log.chain.links:
-        return f"{LOG} has no line with the digest that it was saved with ({end[:16]})"
+    if end and os.path.lexists(run / LOG) and not begins(run / LOG, end):
+        return (
+            f"{LOG} is not the one that it was saved with: one of the two was changed, or is of another run"
+        )
     return ""
 
 
@@ -328,7 +330,6 @@ class _State(BaseModel):
     skipped_in_a_row: int = Field(0, ge=0, le=2**53)
     steps_head: str = Field("", max_length=100)
     log_head: str = Field("", max_length=100)
-    unrecorded: int = Field(0, ge=0, le=10**12)
     computed_on: dict[str, str | int] = Field(default_factory=dict, max_length=10)
 
 
@@ -595,7 +596,7 @@ class Saver:
         """Write a checkpoint once the records that it names are on disk: after a power failure it would not
         fit shorter ones.
         """
-        for name in CHAINED:
+        for name in RECORDS:
             if (self.root.parent / name).is_file():
                 flush(self.root.parent / name)
         given |= {"peers": self.peers, "rows": self._rows}

@@ -1,9 +1,7 @@
-"""What a run writes down: the names of its files, chained lines, and log.jsonl. Imports no torch.
+"""What a run writes down: the names of its files, log.jsonl, and digests of its records. Imports no torch.
 
-Each line of log.jsonl and steps.jsonl ends with a SHA-256 over itself and the digest of the line before. The
-file itself is the only state, so that threads and processes may append to it, and a crash leaves nothing to
-repair: a line that a crash cut short is not part of the chain, and the next line follows the last complete
-one.
+log.jsonl and steps.jsonl only grow. A checkpoint and a result name how they ended: the number of bytes, and
+the SHA-256 of these. A line that a crash cut short stays, and is no record.
 """
 
 import errno
@@ -18,9 +16,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.system.files import (
@@ -38,19 +35,16 @@ from vitctl.system.files import (
 from vitctl.system.text import count_text, escaped_json
 
 RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
-STEP_RECORDS, TRACE = (
-    "steps.jsonl",
-    "trace.bin",
-)  # a chained line of each step, and digests of its samples and gradients
+# A line of each step, and marks of its samples and gradients.
+STEP_RECORDS, TRACE = "steps.jsonl", "trace.bin"
 # A checkpoint's files of tensors, each NAME.safetensors, or NAME-00001-of-00004.safetensors and so on of a
 # sharded run; no average, and no adapters, where there are none.
 MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
 ADAPTERS = {MODEL: "lora", AVERAGE: "lora_ema"}  # of the weights that the file beside them has merged
 TENSOR_FILES = (MODEL, OPTIMIZER, AVERAGE, *ADAPTERS.values())
 STATE = "state.json"
-# In state.json: digests of the last lines of steps.jsonl and log.jsonl, and the steps before it that have no
-# record.
-STEPS_HEAD, LOG_HEAD, UNRECORDED, COMPUTED_ON = "steps_head", "log_head", "unrecorded", "computed_on"
+# In state.json: how steps.jsonl and log.jsonl ended, as `end_of` says it, and what decides the last bits.
+STEPS_HEAD, LOG_HEAD, COMPUTED_ON = "steps_head", "log_head", "computed_on"
 STEPS = "step_*"
 ALLOWED, ENVIRONMENT, LAUNCH = "allowed.json", "env.json", "launch.txt"
 # What `keep_records` keeps; the last one says that all are there.
@@ -110,69 +104,41 @@ def step_folders(root: Path) -> list[Path]:
     return [path for path in root.iterdir() if path.name.startswith("step_")] if root.is_dir() else []
 
 
-_LINK = re.compile(rb', "sha256": "([0-9a-f]{64})"\}$')
-_WINDOW = 2**14  # bytes from the end of a file that are searched first for the last complete line
-
-
-class Line(NamedTuple):
-    """A complete line: its text without the link, the link's digest ("" without one), its number from 1."""
-
-    body: bytes
-    sha256: str
-    number: int = 0
-
-    def follows(self, before: str) -> bool:
-        """Return whether it is linked to a line with the digest `before`."""
-        return self.sha256 == link(self.body, before)
-
-
-def link(body: bytes, before: str) -> str:
-    """Return the digest of a line after one with the digest `before`; "" before the first."""
-    return hashlib.sha256(before.encode() + body).hexdigest()
-
-
-def linked(body: bytes, before: str) -> bytes:
-    """Return a line, a JSON object as bytes, with its link."""
-    comma = b", " if body != b"{}" else b""
-    return body[:-1] + comma + f'"sha256": "{link(body, before)}"}}'.encode()
-
-
-def split(line: bytes) -> Line:
-    """Separate a line without its newline from its link."""
-    found = _LINK.search(line)
-    return Line(line[: found.start()] + b"}", found[1].decode()) if found else Line(line, "")
-
-
-def last_line(descriptor: int) -> Line:
-    """Return the last linked line of an open file; an empty one if there is none."""
-    size, window = os.fstat(descriptor).st_size, _WINDOW
-    while True:
-        first = max(0, size - window)
-        lines = os.pread(descriptor, size - first, first).split(b"\n")
-        for line in reversed(lines if first == 0 else lines[1:]):
-            if (found := split(line)).sha256:
-                return found
-        if first == 0 or window > LOG_LINE.limit:
-            return Line(b"{}", "")
-        window *= 8
-
-
-def end_of(path: Path) -> Line:
-    """Return the last linked line of a file; an empty one if there is none."""
+def end_of(path: Path, size: int | None = None) -> str:
+    """Return how a file ends, or its first `size` bytes, as "BYTES:SHA256"; "" if there is none."""
     if not os.path.lexists(path):
-        return Line(b"{}", "")
+        return ""
+    digest, num_read = hashlib.sha256(), 0
     with open_regular(path, error=LaunchError) as file:
-        return last_line(file.fileno())
+        size = os.fstat(file.fileno()).st_size if size is None else size
+        while part := file.read(min(size - num_read, 2**20)):
+            digest.update(part)
+            num_read += len(part)
+    return f"{num_read}:{digest.hexdigest()}"
 
 
-def head(path: Path) -> str:
-    """Return the digest of the last line of a file of chained lines; "" if there is none."""
-    return end_of(path).sha256
+def begins(path: Path, end: str) -> bool:
+    """Return whether a file is, or begins with, the one of which `end_of` said `end`.
 
-
-def has_line(path: Path, digest: str) -> bool:
-    """Return whether a file of chained lines has the line with this digest; it is mostly the last."""
-    return head(path) == digest or any(split(line).sha256 == digest for line in whole_lines(path))
+    An earlier release ended each line with the SHA-256 of the line before's and itself, and named the last.
+    """
+    if not path.is_file():
+        return False
+    size, colon, _ = end.partition(":")
+    if colon:
+        return size.isdecimal() and end_of(path, int(size)) == end
+    before = ""
+    for line in whole_lines(path):
+        body, _, link = line.rpartition(b', "sha256": "')
+        if not _is_record(line):
+            continue
+        digest = hashlib.sha256(before.encode() + body + b"}").hexdigest()
+        if link != f'{digest}"}}'.encode():
+            return False
+        if digest == end:
+            return True
+        before = digest
+    return False
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
@@ -186,70 +152,16 @@ def whole_lines(path: Path) -> Iterator[bytes]:
             inside = not ends
 
 
-@dataclass(frozen=True)
-class Chain:
-    """The chained lines of a file.
-
-    Args:
-        links: digests of the lines, in order.
-        num_torn: incomplete lines, as a crash leaves them.
-        broken_at: number of the first line, from 1, that does not follow the one before; 0 if all do.
-    """
-
-    links: Sequence[str] = ()
-    num_torn: int = 0
-    broken_at: int = 0
-
-
-def read_chain(path: Path, take: Callable[[Line], None] = lambda _: None) -> Chain:
-    """Follow the links of a file; `take` is called with each complete line."""
-    links: list[str] = []
-    num_torn = broken_at = 0
-    for number, text in enumerate(whole_lines(path), 1):
-        line = split(text)._replace(number=number)
-        if not _is_record(line.body):
-            num_torn += bool(text)
-            continue
-        if not broken_at and not line.follows(links[-1] if links else ""):
-            broken_at = number
-        links.append(line.sha256)
-        take(line)
-    return Chain(links, num_torn, broken_at)
-
-
-def _is_record(body: bytes) -> bool:
+def _is_record(line: bytes) -> bool:
     try:
-        return isinstance(json.loads(body), dict)
+        return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
 
 
-def without(lines: Sequence[bytes], is_kept: Callable[[bytes], bool]) -> list[bytes]:
-    """Drop lines and link the lines after them anew.
-
-    A line that did not follow the one before it stays as it is: dropping lines never hides that one was
-    changed.
-
-    Args:
-        lines: without newlines.
-        is_kept: whether a line stays; given its text without the link.
-    """
-    kept: list[bytes] = []
-    old = new = ""
-    for text in lines:
-        line = split(text)
-        was_whole = bool(line.sha256) and line.follows(old)
-        old = line.sha256 or old
-        if not is_kept(line.body):
-            continue
-        kept.append(linked(line.body, new) if was_whole else text)
-        new = split(kept[-1]).sha256 or new
-    return kept
-
-
 LOG = "log.jsonl"
 CHANGED = "the recipe was changed on purpose"  # how the warning about it begins
-CHAINED = (LOG, STEP_RECORDS)
+RECORDS = (LOG, STEP_RECORDS)  # whose ends checkpoints and results name
 WATCH_SECONDS = 5.0
 SHOW_SECONDS = 1.0
 MOST_HELD = 20_000  # records held in memory for a file that cannot be written
@@ -365,8 +277,6 @@ def append_record(path: Path, record: Record) -> None:
     """Append one record in a single write, so that processes may share a file; an incomplete last line is
     ended first.
 
-    In a file of chained lines the record follows the last one; writers take turns by a lock.
-
     Raises:
         OSError: the disk is full or the folder is gone; a part of the line may have been written.
     """
@@ -374,9 +284,7 @@ def append_record(path: Path, record: Record) -> None:
     descriptor = no_links(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         start = b"\n" if _is_torn(descriptor) else b""
-        if path.name in CHAINED:
-            lock(descriptor, waits=True)  # on a disk without locks one process writes
-            line = linked(line, last_line(descriptor).sha256)
+        lock(descriptor, waits=True)  # on a disk without locks one process writes
         line = start + line + b"\n"
         if os.write(descriptor, line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -409,16 +317,6 @@ def read_records(path: Path) -> list[Record]:
     return [record for line in lines if (record := _parse_record(line)) is not None]
 
 
-def read_own_records(path: Path) -> list[Record]:
-    """Return the records of a log whose lines follow each other, or raise CheckpointError."""
-    if os.path.lexists(path) and (line := read_chain(path).broken_at):
-        raise CheckpointError(
-            f"{path}: line {line} does not follow the one before: the log was changed, and its numbers are "
-            f"not shown; copy the log of this run back"
-        )
-    return read_records(path)
-
-
 def parse_records(text: str) -> list[Record]:
     """Return the records among the lines of `text`."""
     return [record for line in text.split("\n") if (record := _parse_record(line)) is not None]
@@ -429,7 +327,7 @@ def _parse_record(line: str) -> Record | None:
     counts are numbers.
     """
     try:
-        value = parse_json_text(split(line.encode(errors="replace")).body.decode())
+        value = parse_json_text(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not isinstance(value.get("kind", ""), str):
@@ -451,49 +349,29 @@ def _is_not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-class LoggedEnds(NamedTuple):
-    """The lines of log.jsonl, and the digests of the checkpoints that it names, by step."""
-
-    chain: Chain
-    checkpoints: Mapping[int, str]
-
-    @property
-    def broken_at(self) -> int:
-        """Number of the first line that does not follow the line before; 0 if all do."""
-        return self.chain.broken_at
-
-
-def read_logged_ends(folder: Path) -> LoggedEnds:
-    """Return what log.jsonl in a folder says of checkpoints; empty if there is no log.
-
-    Raises LaunchError if it is not a file.
-    """
-    checkpoints: dict[int, str] = {}
-
-    def take(line: Line) -> None:
-        if b'"checkpoint"' in line.body:
-            for record in parse_records(line.body.decode(errors="replace")):
-                if record.get("kind") == "checkpoint" and "digest" in record:
-                    checkpoints[record.get("step", 0)] = str(record["digest"])
-
-    path = folder / LOG
-    chain = read_chain(path, take) if os.path.lexists(path) else Chain()
-    return LoggedEnds(chain, checkpoints)
+def logged_checkpoints(folder: Path) -> dict[int, str]:
+    """Return the digests of the checkpoints that log.jsonl in a folder names, by step."""
+    records = read_records(folder / LOG)
+    return {
+        record.get("step", 0): str(record["digest"])
+        for record in records
+        if record.get("kind") == "checkpoint" and "digest" in record
+    }
 
 
 def cut_after(path: Path, step: int) -> None:
     """Drop the records of steps later than `step`: the resumed run writes them again.
 
-    Incomplete lines are dropped too.
+    Incomplete lines stay: what a checkpoint was saved with is not changed.
     """
     if not path.exists():
         return
 
-    def is_kept(body: bytes) -> bool:
-        record = _parse_record(body.decode(errors="replace"))
-        return record is not None and bool(record.get("step", 0) <= step)
+    def is_kept(line: bytes) -> bool:
+        record = _parse_record(line.decode(errors="replace"))
+        return record is None or bool(record.get("step", 0) <= step)
 
-    text = b"".join(line + b"\n" for line in without(list(whole_lines(path)), is_kept))
+    text = b"".join(line + b"\n" for line in whole_lines(path) if is_kept(line))
     if text != path.read_bytes():  # a process that follows the log would read a new file from the start
         write_bytes(path, text)
 

@@ -57,6 +57,19 @@ class StopFlag:
         if self.raised:
             raise Stopped
 
+    def miss_images(self, reason: str) -> None:
+        """Stop the run like a signal, because images cannot be fetched."""
+        self.outage = reason
+
+    @contextmanager
+    def rescued_by(self, save_alone: Callable[[], str]) -> Iterator[None]:
+        """Within the block another thread may save the training so."""
+        self.save_alone = save_alone
+        try:
+            yield
+        finally:
+            self.save_alone = None
+
     def raise_(self, number: int, _frame: FrameType | None = None) -> None:
         """The signal handler. It prints a message at once, since the current step may take a while."""
         if self.reason:

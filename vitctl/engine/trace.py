@@ -1,4 +1,4 @@
-"""The record of every step: a chained line in steps.jsonl, and 16-bit marks of its samples and gradients in
+"""The record of every step: a line in steps.jsonl, and 16-bit marks of its samples and gradients in
 trace.bin. First what writes it, then what reads it.
 
 The digests of a global batch do not depend on how it is split over processes, micro-batches and workers: each
@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from torch import nn
 from vitctl.data.loader.batches import Batch
 from vitctl.data.source.order import mix_words
 from vitctl.engine.agreement import MadeOf, checksum
-from vitctl.engine.checkpoint import SavedCheckpoint, foreign
+from vitctl.engine.checkpoint import SavedCheckpoint
 from vitctl.engine.journal import (
     LOG,
     LOG_HEAD,
@@ -33,17 +32,13 @@ from vitctl.engine.journal import (
     STEP_RECORDS,
     STEPS_HEAD,
     TRACE,
-    UNRECORDED,
-    Chain,
     Journal,
-    Line,
-    LoggedEnds,
-    end_of,
-    read_chain,
+    begins,
+    whole_lines,
 )
 from vitctl.engine.runtime import Runtime
 from vitctl.engine.sharding import is_sharded
-from vitctl.engine.step import Result
+from vitctl.engine.update import Result
 from vitctl.errors import CheckpointError
 from vitctl.models.blocks import trainable
 from vitctl.system.files import no_links, open_regular
@@ -163,16 +158,6 @@ def describe_step(
     return StepRecord(fields, marks)
 
 
-def end_of_steps(folder: Path, step: int) -> tuple[str, int]:
-    """Return the digest of the last line of steps.jsonl ("" if there is none), and the number of steps up to
-    `step` that have no record after it.
-    """
-    end, last = end_of(folder / STEP_RECORDS), 0
-    with suppress(ValueError, TypeError, AttributeError, RecursionError):  # a changed line counts no steps
-        last = int(json.loads(end.body).get("step", 0))
-    return end.sha256, max(0, step - last)
-
-
 def weights_checksum(model: nn.Module) -> str:
     """Return a digest of the weights of a model that is not sharded, computed on their device."""
     return checksum(model.state_dict().items())
@@ -208,9 +193,7 @@ class Recorder:
         """
         if not self.runtime.is_main:
             return
-        before, unrecorded = end_of_steps(self.folder, step)
-        start: dict[str, Any] = {"format": FORMAT, "batch_size": self.batch_size}
-        start |= {"before": before, "unrecorded": unrecorded, "checkpoint": checkpoint}
+        start: dict[str, Any] = {"format": FORMAT, "batch_size": self.batch_size, "checkpoint": checkpoint}
         start |= {} if is_sharded(self.model) else {"weights": weights_checksum(self.model)}
         self.journal.append(self.folder / STEP_RECORDS, {"kind": START, "step": step, **start, **facts})
         with suppress(OSError):
@@ -346,18 +329,14 @@ class Steps:
     """The record of a training.
 
     Args:
-        chain: the lines of its file.
         starts: in order.
         by_step: each step; the last record of a step that was recorded twice.
         gaps: (first, last) of steps without a record.
-        problem: the first line that cannot follow those before it; "" if there is none.
     """
 
-    chain: Chain
     starts: list[StartLine]
     by_step: dict[int, StepLine]
     gaps: list[tuple[int, int]]
-    problem: str
 
     @property
     def last(self) -> int:
@@ -374,71 +353,56 @@ def read_steps(folder: Path) -> Steps | None:
     path = folder / STEP_RECORDS
     if not os.path.lexists(path):
         return None
-    starts: list[StartLine] = []
-    by_step: dict[int, StepLine] = {}
-    gaps: list[tuple[int, int]] = []
-    problem, last = "", 0
-
-    def take(line: Line) -> None:
-        nonlocal problem, last
-        record = _parsed(line, path)
+    steps, last = Steps([], {}, []), 0
+    for number, line in enumerate(whole_lines(path), 1):
+        record = _parsed(line, f"{path}, line {number}")
+        if record is None:
+            continue
         is_step = isinstance(record, StepLine)
-        if record.step < last + is_step:
-            problem = problem or f"{path}, line {line.number}: a second record of step {record.step}"
         if record.step > last + is_step:
-            gaps.append((last + 1, record.step - is_step))
+            steps.gaps.append((last + 1, record.step - is_step))
         last = max(last, record.step)
         if isinstance(record, StepLine):
-            by_step[record.step] = record
+            steps.by_step[record.step] = record
         else:
-            starts.append(record)
-
-    chain = read_chain(path, take)
-    return Steps(chain, starts, by_step, gaps, problem)
+            steps.starts.append(record)
+    return steps
 
 
-def _parsed(line: Line, path: Path) -> StepLine | StartLine:
-    fields: Mapping[str, Any] = json.loads(line.body)
+def _parsed(line: bytes, where: str) -> StepLine | StartLine | None:
+    """Return the record of a line; None of one that a crash cut short."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
     try:
         return (StartLine if fields.get("kind") == START else StepLine).model_validate(fields)
     except ValidationError as error:
-        where = ".".join(map(str, error.errors(include_input=False)[0]["loc"])) or "its value"
+        name = ".".join(map(str, error.errors(include_input=False)[0]["loc"])) or "its value"
         raise CheckpointError(
-            f"{path}, line {line.number}: not a record of a step ({where[:80]}); the file was modified"
+            f"{where}: not a record of a step ({name[:80]}); the file was modified"
         ) from None
 
 
-def record_problem(
-    saved: SavedCheckpoint,
-    steps: Steps | None,
-    log: LoggedEnds,
-    *,
-    named: Mapping[str, str] = MappingProxyType({}),
-    weights: str = "",
-) -> str:
-    """Return why the records beside a checkpoint are not those that it was saved with; "" if they are.
+def record_problem(saved: SavedCheckpoint, steps: Steps | None, weights: str = "") -> str:
+    """Return why the records beside a checkpoint of the run are not those that it was saved with; "" if they
+    are.
 
     Args:
-        saved: the checkpoint.
+        saved: the checkpoint; see also `foreign`.
         steps: the record of the steps; None if there is none.
-        log, named: as `foreign` takes them.
         weights: digest of the checkpoint's weights, see `weights_checksum`; "" to skip them.
     """
-    state, step = saved.state, saved.step
-    if problem := foreign(saved, log, named):
-        return problem
-    if lacking := sorted({STEPS_HEAD, LOG_HEAD, UNRECORDED} - state.keys()):
+    state, run = saved.state, saved.folder.parent.parent
+    if lacking := sorted({STEPS_HEAD, LOG_HEAD} - state.keys()):
         return f"{STATE} does not say {', '.join(lacking)}"
-    if head := state[STEPS_HEAD]:
-        if steps is None:
-            return f"was saved with a record of its steps, and {STEP_RECORDS} is gone"
-        if steps.chain.broken_at:
-            return f"{STEP_RECORDS}, line {steps.chain.broken_at}, does not follow the line before"
-        if head not in steps.chain.links:
-            return f"{STEP_RECORDS} has no line with the digest that it was saved with ({head[:16]})"
-    if (end := state[LOG_HEAD]) and end not in log.chain.links:  # there is no log
-        return f"{LOG} has no line with the digest that it was saved with ({end[:16]})"
-    line = steps.by_step.get(step) if steps is not None else None
+    for name, end in ((LOG, state[LOG_HEAD]), (STEP_RECORDS, state[STEPS_HEAD])):
+        if end and not begins(run / name, end):
+            is_there = (run / name).exists()
+            return f"{name} is {'not the one that it was saved with: it was changed' if is_there else 'gone'}"
+    line = steps.by_step.get(saved.step) if steps is not None else None
     if weights and line is not None and line.weights and line.weights != weights:
-        return f"its weights are not those that {STEP_RECORDS} has after step {step}"
+        return f"its weights are not those that {STEP_RECORDS} has after step {saved.step}"
     return ""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform, fill_colour
+from vitctl.engine.assemble import RunContext
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.evaluation import Score, stop_together
 from vitctl.engine.fewshot_ridge import L2_GRID, choose_l2, choose_shots, count_correct, decompose
@@ -20,7 +21,6 @@ from vitctl.engine.journal import FEATURES, Report, silent
 from vitctl.engine.metrics import baselines, mean_per_class
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime
-from vitctl.engine.trainer import RunContext
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import FewshotSet, Inputs, open_inputs
 from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, random_in_words, weights_of
@@ -168,14 +168,15 @@ def open_frozen(
     for text in unseen_pixels(found.weights.config, transform.image_size):
         journal.write("warning", step=0, text=text)
     look, digest = ImagePass(run, recipe, transform, found.weights.meta), weights_digest(model.state_dict())
-    folder = Path(recipe.cached.cache) if recipe.cached.cache else run_dir.parent / FEATURES
-    limit = int(recipe.cached.cache_gib * 2**30)
+    folder = Path(recipe.classifier.cache) if recipe.classifier.cache else run_dir.parent / FEATURES
+    limit = int(recipe.classifier.cache_gib * 2**30)
 
     return Frozen(run, sets, found, transform, look, model, digest, folder, limit, recipe.weights)
 
 
 def _frozen(found: FoundWeights, recipe: FrozenRecipe, runtime: Runtime) -> tuple[Model, EvalTransform]:
-    if (config := with_blocks(found.weights.config, recipe.blocks)) is not found.weights.config:
+    config = with_blocks(found.weights.config, recipe.classifier.class_token_blocks)
+    if config is not found.weights.config:
         others = ("head.", "pre_logits.", "mask_embedding")
         state = {name: one for name, one in found.weights.state.items() if not name.startswith(others)}
         found = replace(found, weights=replace(found.weights, config=config, state=state))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from vitctl.data.inspect.duplicates import NEAR_BITS, compare_within, describe, write_matches
 from vitctl.data.source.views import Source, shared_samples, split_sources
+from vitctl.engine.assemble import RunContext
 from vitctl.engine.computation import dropout_draws
 from vitctl.engine.distillation import Teacher
 from vitctl.engine.evaluation import Score
@@ -16,7 +17,6 @@ from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import checked_steps, fitted_recipe
-from vitctl.engine.trainer import RunContext
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.checks import check_kept_head
 from vitctl.jobs.inputs.data import (

@@ -483,7 +483,7 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
                 notes.append("the steps are counted as if the sweep chose the longest schedule")
         images = [(task.name, (known_size(task.data_set, task.test) or (0, 0))[0]) for task in tasks]
     elif isinstance(recipe, FrozenRecipe):
-        found = found._replace(config=with_blocks(found.config, recipe.blocks))
+        found = found._replace(config=with_blocks(found.config, recipe.classifier.class_token_blocks))
         for name, place, trained, scored in fewshot_places(recipe.data):
             sizes = [_looked_up(place, split, needed=False) for split in (trained, scored)]
             images += [
@@ -496,11 +496,11 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
             if sizes[0].num_images:
                 check_neighbours(recipe, name, sizes[0].num_images)
             if not isinstance(recipe, Probe):
-                drawn.append((name, recipe.most_shots * sizes[0].num_classes))
+                drawn.append((name, recipe.classifier.most_shots * sizes[0].num_classes))
             train, test = (size.source for size in sizes)
             if train is not None and test is not None:
                 one = FewshotSet(name, trained, scored, train, test)
-                check_set(one, recipe.most_shots, recipe.with_fewer)
+                check_set(one, recipe.classifier.most_shots, recipe.classifier.with_fewer)
     else:
         size = _looked_up(recipe.data, recipe.data.eval_split, needed=False)
         images = [(recipe.data.eval_split, size.num_images)]

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform
+from vitctl.engine.assemble import RunContext
 from vitctl.engine.computation import dropout_draws
 from vitctl.engine.evaluation import stop_together
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.losses import predict_masked_patches
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import fitted_recipe
-from vitctl.engine.trainer import RunContext
 from vitctl.jobs.fewshot import score_draw
 from vitctl.jobs.inputs.data import FewshotSet, Inputs, corrected, group_notes, open_inputs, sampling_notes
 from vitctl.jobs.record.result import RunResult

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from vitctl.data.source.views import random_subset
+from vitctl.engine.assemble import Images, RunContext
 from vitctl.engine.checkpoint import newest_name
 from vitctl.engine.computation import choose_kernels, exact, use_kernels
 from vitctl.engine.evaluation import representations
 from vitctl.engine.fewshot_ridge import count_correct, decompose, fitted_scale
 from vitctl.engine.journal import CHECKPOINTS, LOG, read_records
-from vitctl.engine.trainer import Images, RunContext
 from vitctl.errors import DataError
 from vitctl.jobs.training import ImagePass
 from vitctl.models.build import Model

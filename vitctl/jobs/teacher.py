@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from vitctl.engine.assemble import RunContext
 from vitctl.engine.distillation import Teacher
-from vitctl.engine.trainer import RunContext
 from vitctl.jobs.inputs.checks import check_teacher
 from vitctl.jobs.inputs.weights import FoundWeights, check_found, find_weights, loaded_model, remarks
 from vitctl.jobs.training import on_device

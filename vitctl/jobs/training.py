@@ -17,6 +17,7 @@ from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.verification import Verification, Verified
 from vitctl.data.source.views import Source, source_text
 from vitctl.engine.agreement import changed_on_purpose
+from vitctl.engine.assemble import Images, RunContext, assembled
 from vitctl.engine.checkpoint import read_state
 from vitctl.engine.computation import computed_training, exact, kernels_used
 from vitctl.engine.distillation import Teacher
@@ -33,7 +34,7 @@ from vitctl.engine.journal import (
 from vitctl.engine.metrics import baselines, wilson
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime, num_workers, start, tracking
-from vitctl.engine.trainer import Images, RunContext, Trainer
+from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import corrected, eval_transform, mixing, train_transform, training_order
 from vitctl.jobs.inputs.weights import FoundWeights
@@ -412,8 +413,8 @@ def train(
     teacher: Teacher | None = None,
     stored: Mapping[str, Any] = MappingProxyType({}),
 ) -> Score | None:
-    """Train `model` in run.folder; see `Trainer` for the arguments. `colours` has the weights' mean and std,
-    and their licence. `stored` is written into the files of weights.
+    """Train `model` in run.folder; see `assembled` for the arguments. `colours` has the weights' mean, std
+    and licence. `stored` is written into the files of weights.
 
     Returns:
         the score after the last step, or with select_best that of the best checkpoint; None without images to
@@ -429,7 +430,7 @@ def train(
         exact(runtime, recipe.schedule.threads) if lanes else nullcontext(),
         compile_errors(run.stop.check) if recipe.machine.compile else nullcontext(),
     ):
-        trainer = Trainer(
+        trainer = assembled(
             recipe,
             run,
             model,

@@ -16,6 +16,7 @@ from vitctl.data.datasets.vtab import GROUPS, SUITES, VtabTask
 from vitctl.data.datasets.vtab_images import TaskData
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.source.views import Source, source_text
+from vitctl.engine.assemble import Images, RunContext
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.computation import computed_training, dropout_draws
 from vitctl.engine.evaluation import Score
@@ -24,7 +25,6 @@ from vitctl.engine.journal import AVERAGE, CHECKPOINTS, Report, silent
 from vitctl.engine.metrics import baselines, count_by_class, mean_per_class
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import TASK_IMAGES, fitted_recipe, warmup_of
-from vitctl.engine.trainer import Images, RunContext
 from vitctl.jobs.inputs.data import Inputs, chosen_tasks, open_inputs
 from vitctl.jobs.inputs.weights import (
     FoundWeights,

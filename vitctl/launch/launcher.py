@@ -19,7 +19,6 @@ from vitctl.engine.journal import (
     never_raising,
     parse_records,
     read_run_json,
-    split,
     write_run_json,
 )
 from vitctl.engine.preemption import AT_ONCE, say
@@ -67,8 +66,8 @@ class Follower:
         self.last_now: Record = {}
         self.offset = 0
         self.inode = -1
-        # Hashes of lines that were there before, or are reported, without their links: a restart cuts records
-        # out of the log, and links later lines again. Time stamps do not help: clocks can be set back.
+        # Hashes of lines that were there before, or are reported: a restart cuts records out of the log. Time
+        # stamps do not help: clocks can be set back.
         self.seen = set[int]()
         with suppress(OSError):
             self._new_lines()
@@ -103,7 +102,7 @@ class Follower:
             lines = file.read()
         whole = lines[: lines.rfind(b"\n") + 1]
         self.offset += len(whole)
-        new = {hash(split(line).body): line for line in whole.split(b"\n") if line}
+        new = {hash(line): line for line in whole.split(b"\n") if line}
         new = {key: line for key, line in new.items() if key not in self.seen}
         self.seen.update(new)
         return list(new.values())

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, PlainValidator, model_validator
 
@@ -256,7 +256,6 @@ class Log(Section):
         50, "a record in log.jsonl, and a line where there is no terminal", unit="steps", ge=1
     )
     trackers: Names = knob((), "accelerate trackers, e.g. ['tensorboard']")
-    sample_keys: bool = knob(False, "write the key of every sample of every step to samples/rank_*.jsonl")
     trace: bool = knob(
         True,
         "record every step for `vitctl verify`: a line in steps.jsonl (loss, norm, learning rate, digests of "
@@ -278,6 +277,11 @@ class FeatureCache(Section):
         ge=0,
     )
 
+    @property
+    def class_token_blocks(self) -> Ints:
+        """The numbers of last blocks whose class tokens are read, see `with_blocks`."""
+        return ()
+
 
 class FewShot(FeatureCache):
     """[fewshot] Closed-form regularised least squares on frozen representations."""
@@ -298,6 +302,16 @@ class FewShot(FeatureCache):
     float64: bool = knob(
         True, "solve in float64; false: in float32, which is too imprecise for regularisers below 1"
     )
+
+    @property
+    def most_shots(self) -> int:
+        """How many training images each class needs."""
+        return max(self.shots)
+
+    @property
+    def with_fewer(self) -> str:
+        """What to do where a class has fewer images."""
+        return "use fewer --shots"
 
     @model_validator(mode="after")
     def _something_to_do(self) -> Self:
@@ -353,6 +367,22 @@ class Probing(FeatureCache):
     steps: int = knob(12_500, "method = 'linear'", unit="steps", source="DINOv2", ge=1)
     batch_size: int = knob(128, "method = 'linear'", unit="images", source="DINOv2", ge=1)
     momentum: float = knob(0.9, "method = 'linear': of SGD", source="DINOv2", ge=0, lt=1)
+
+    @property
+    def class_token_blocks(self) -> Ints:
+        """`blocks`, for the method that reads them."""
+        return self.blocks if self.method == "linear" else ()
+
+    @property
+    def most_shots(self) -> int:
+        """How many training images each class needs: one on either side of the hold-out."""
+        return 1 if self.method == "knn" else 2
+
+    @property
+    def with_fewer(self) -> str:
+        """What to do where a class has fewer images."""
+        other = "" if self.method == "knn" else "use --method knn, or "
+        return f"{other}add images of this class to the training split"
 
     @model_validator(mode="after")
     def _something_to_do(self) -> Self:
@@ -529,6 +559,21 @@ class Suite(Section):
 RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
 
 
+class Removed(NamedTuple):
+    """A key of earlier releases that is refused.
+
+    Args:
+        neutral: values that change no number: the recipe.toml of a run is read without them.
+        instead: what to do.
+    """
+
+    neutral: tuple[Any, ...]
+    instead: str
+
+
+REMOVED = {"log.sample_keys": Removed((False, True), "log.trace records the images of every step")}
+
+
 def _uneven_problems(loss: Loss, data: TrainImages) -> tuple[tuple[object, str], ...]:
     """Return where class weights or balanced sampling make no sense, for `Section._refusing`."""
     is_masked, is_weighted = loss.name == "masked_patch", loss.class_weights != "none"
@@ -692,7 +737,8 @@ class Finetune(TransferRecipe):
     distillation: Distillation = Distillation()
 
     @model_validator(mode="after")
-    def _adapters_have_a_body(self) -> Self:
+    def _sound(self) -> Self:
+        taught, frozen = self.distillation, self.finetune.freeze
         return self._refusing(
             (
                 self.lora.rank and self.weights.initialise == "random",
@@ -705,46 +751,30 @@ class Finetune(TransferRecipe):
                 "leave it out with [lora]",
             ),
             (
-                self.lora.rank and self.finetune.freeze != "none",
-                f"finetune.freeze = '{self.finetune.freeze}': [lora] freezes all but adapters and head; "
+                self.lora.rank and frozen != "none",
+                f"finetune.freeze = '{frozen}': [lora] freezes all but adapters and head; "
                 f"leave it out, and choose their blocks with lora.blocks",
             ),
-        )
-
-    @model_validator(mode="after")
-    def _student_can_learn(self) -> Self:
-        asked = self.distillation
-        return self._refusing(
             (
-                asked.teacher and asked.kind != "features" and self.loss.name != "softmax",
-                f"distillation.kind = '{asked.kind}' compares classes that exclude each other; set "
+                taught.teacher and taught.kind != "features" and self.loss.name != "softmax",
+                f"distillation.kind = '{taught.kind}' compares classes that exclude each other; set "
                 f"loss.name = 'softmax', or distillation.kind = 'features'",
             ),
             (
-                asked.kind == "features" and self.finetune.freeze == "backbone",
+                taught.kind == "features" and frozen == "backbone",
                 "distillation.kind = 'features' teaches the backbone, which finetune.freeze = 'backbone' "
                 "freezes; leave one of them out",
             ),
-        )
-
-    @model_validator(mode="after")
-    def _keeps_what_was_trained(self) -> Self:
-        return self._refusing(
             (
-                self.finetune.freeze != "none" and self.weights.initialise == "random",
-                f"finetune.freeze = '{self.finetune.freeze}' would keep random weights; set finetune.freeze "
+                frozen != "none" and self.weights.initialise == "random",
+                f"finetune.freeze = '{frozen}' would keep random weights; set finetune.freeze "
                 f"= 'none' or weights.initialise = 'pretrained'",
             ),
             (
-                self.finetune.freeze == "backbone" and self.optimizer.layer_decay != 1,
+                frozen == "backbone" and self.optimizer.layer_decay != 1,
                 "optimizer.layer_decay does nothing for the head, all that finetune.freeze = 'backbone' "
                 "trains; leave it out",
             ),
-        )
-
-    @model_validator(mode="after")
-    def _noise_tells_no_rate(self) -> Self:
-        return self._refusing(
             (
                 self.sweep.lrs and self.data.synthetic,
                 "data.synthetic has no labels to choose a learning rate by; set sweep.lrs = []",
@@ -755,11 +785,6 @@ class Finetune(TransferRecipe):
                 "data.eval_split",
             ),
             *_uneven_problems(self.loss, self.data),
-        )
-
-    @model_validator(mode="after")
-    def _head_has_what_it_starts_from(self) -> Self:
-        return self._refusing(
             (
                 self.finetune.head != "zero" and self.weights.initialise == "random",
                 f"finetune.head = '{self.finetune.head}' needs trained features, and weights.initialise = "
@@ -781,24 +806,9 @@ class FrozenRecipe(SeededRecipe):
     evaluation: Scoring = Scoring()
 
     @property
-    def cached(self) -> FeatureCache:
-        """Return the section with the cache of representations."""
-        raise NotImplementedError
-
-    @property
-    def most_shots(self) -> int:
-        """Return how many training images each class needs."""
-        raise NotImplementedError
-
-    @property
-    def with_fewer(self) -> str:
-        """Return what to do where a class has fewer images."""
-        raise NotImplementedError
-
-    @property
-    def blocks(self) -> Ints:
-        """Return the numbers of last blocks whose class tokens are read, see `with_blocks`."""
-        return ()
+    def classifier(self) -> FewShot | Probing:
+        """[fewshot] or [probe]: what is made of the representations."""
+        return getattr(self, self.job)  # type: ignore[no-any-return]
 
 
 class Probe(FrozenRecipe):
@@ -809,48 +819,12 @@ class Probe(FrozenRecipe):
     probe: Probing = Probing()
     known: Known = Known()
 
-    @property
-    def cached(self) -> FeatureCache:
-        """Return [probe]."""
-        return self.probe
-
-    @property
-    def most_shots(self) -> int:
-        """Return how many training images each class needs: one on either side of the hold-out."""
-        return 1 if self.probe.method == "knn" else 2
-
-    @property
-    def with_fewer(self) -> str:
-        """Return what to do where a class has fewer images."""
-        other = "" if self.probe.method == "knn" else "use --method knn, or "
-        return f"{other}add images of this class to the training split"
-
-    @property
-    def blocks(self) -> Ints:
-        """Return probe.blocks, for the method that reads them."""
-        return self.probe.blocks if self.probe.method == "linear" else ()
-
 
 class Fewshot(FrozenRecipe):
     """`vitctl fewshot`"""
 
     job: Literal["fewshot"]
     fewshot: FewShot = FewShot()
-
-    @property
-    def cached(self) -> FeatureCache:
-        """Return [fewshot]."""
-        return self.fewshot
-
-    @property
-    def most_shots(self) -> int:
-        """Return the largest number of shots."""
-        return max(self.fewshot.shots)
-
-    @property
-    def with_fewer(self) -> str:
-        """Return what to do where a class has fewer images."""
-        return "use fewer --shots"
 
     @model_validator(mode="after")
     def _others_to_choose_by(self) -> Self:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine.journal import ENVIRONMENT, LAUNCH, LOG, RECIPE, Record, read_own_records, read_run_json
+from vitctl.engine.journal import ENVIRONMENT, LAUNCH, LOG, RECIPE, Record, read_run_json
 from vitctl.errors import CheckpointError, VitctlError
-from vitctl.jobs.record.result import RunResult, read_result
+from vitctl.jobs.record.result import RunResult, read_own_records, read_result
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.write import written_name
 from vitctl.report.sweep_table import TABLE
@@ -143,7 +143,7 @@ def read_run(folder: Path, name: str) -> RunRecords:
         attempt(lambda: read_result(folder), None),
         env if isinstance(env, dict) else {},
         attempt(lambda: text(launch, _MAX_LAUNCH_BYTES).strip(), "") if launch.exists() else "",
-        attempt(lambda: read_own_records(folder / LOG), []),
+        attempt(lambda: read_own_records(folder), []),
         problems,
     )
 
@@ -151,7 +151,7 @@ def read_run(folder: Path, name: str) -> RunRecords:
 def inner_trainings(folder: Path) -> dict[str, list[Record]]:
     """Return the logs of the trainings inside a run - tasks of VTAB, rates, seeds - by their folder."""
     logs = sorted(path for path in folder.glob(f"**/{LOG}") if path.parent != folder)
-    return {str(path.parent.relative_to(folder)): read_own_records(path) for path in logs}
+    return {str(path.parent.relative_to(folder)): read_own_records(path.parent) for path in logs}
 
 
 def _is_run(folder: Path) -> bool:

@@ -1,8 +1,8 @@
 """Check the files of a run against its records, without computing anything again.
 
-The chains say whether log.jsonl and steps.jsonl are complete. The digests in result.json say whether it,
-these two and the checkpoints are as they were written. Recipe and data are compared with their recorded
-digests.
+The digests in result.json say whether it, log.jsonl, steps.jsonl and the checkpoints are as they were
+written; those in a checkpoint, whether the records beside it are. Recipe and data are compared with their
+recorded digests.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source, split_sources
-from vitctl.engine.checkpoint import SavedCheckpoint, read_checkpoint
+from vitctl.engine.checkpoint import SavedCheckpoint, foreign, read_checkpoint
 from vitctl.engine.journal import (
     AVERAGE,
     CHECKPOINTS,
@@ -24,10 +24,9 @@ from vitctl.engine.journal import (
     RECIPE,
     RESULT,
     STEP_RECORDS,
-    Chain,
-    LoggedEnds,
+    begins,
     json_digest,
-    read_logged_ends,
+    read_records,
     step_folders,
     tensors_file,
 )
@@ -38,7 +37,7 @@ from vitctl.engine.trace import (
     read_steps,
     record_problem,
 )
-from vitctl.errors import CheckpointError, VitctlError
+from vitctl.errors import VitctlError
 from vitctl.jobs.inputs.data import chosen_tasks, open_images, open_tasks, open_training_images
 from vitctl.jobs.record.result import (
     DELETE_IT,
@@ -50,14 +49,14 @@ from vitctl.jobs.record.result import (
 )
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.load import Loaded, load_recipe
-from vitctl.recipe.neutral_keys import deciding_values, with_added
+from vitctl.recipe.neutral_keys import deciding_values
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Recipe, Vtab
 from vitctl.system.text import count_text
 from vitctl.verify.finding import Finding, differs, ok, unchecked, unproven
 
 T = TypeVar("T")
 
-_MOST_KEYS = 4  # changed recipe keys that are named
+_OTHER = "has not the digest that the result names: it was changed, cut, or is of another run"
 
 
 class ResultFields(BaseModel):
@@ -71,8 +70,8 @@ class ResultFields(BaseModel):
     recipe_sha256: str = ""
     train_sha256: str = ""
     data_sha256: str = ""
-    log_head: str = Field("", alias="log.jsonl")
-    steps_head: str = Field("", alias="steps.jsonl")
+    log_end: str = Field("", alias="log.jsonl")
+    steps_end: str = Field("", alias="steps.jsonl")
     result_digest: str = Field("", alias="result.json")
     checkpoints: dict[str, str] = {}
 
@@ -89,7 +88,6 @@ class Training:
     result: RunResult | None = None
     recorded: ResultFields = field(default_factory=lambda: ResultFields.model_validate({}))
     steps: Steps | None = None
-    log: LoggedEnds = field(default_factory=lambda: LoggedEnds(Chain(), {}))
     problems: list[Finding] = field(default_factory=list)
 
     @property
@@ -117,7 +115,6 @@ def read_training(folder: Path) -> Training:
             training.problems.append(differs("result", f"{folder / RESULT}: {where}; it was changed"))
             training.result = None
     training.steps = _read("steps", read_steps, training)
-    training.log = _read("log", read_logged_ends, training) or training.log
     return training
 
 
@@ -138,40 +135,37 @@ def check_records(training: Training, *, is_traced: bool) -> Iterator[Finding]:
     """
     yield from training.problems
     unreadable = {finding.what for finding in training.problems}
+    intact: list[SavedCheckpoint] = []
+    checkpoints = [*_check_checkpoints(training, intact)]
     if "steps" not in unreadable:
         yield _check_steps(training, is_traced)
-    if "log" not in unreadable:
-        yield _check_log(training)
-    intact: list[SavedCheckpoint] = []
-    yield from _check_checkpoints(training, intact)
+    yield _check_log(training)
+    yield from checkpoints
     if "result" not in unreadable:
         yield _check_result(training)
         yield from _check_weights(training, intact)
 
 
 def _check_steps(training: Training, is_traced: bool) -> Finding:
-    folder, steps, head = training.folder, training.steps, training.recorded.steps_head
+    folder, steps, end = training.folder, training.steps, training.recorded.steps_end
     path = folder / STEP_RECORDS
     if steps is None:
-        if head:
-            return differs("steps", f"{path} is gone; the result names its last line")
+        if end:
+            return differs("steps", f"{path} is gone; the result names its digest")
         if (folder / RECIPE).is_file() and not (folder / CHECKPOINTS).is_dir():
             return unchecked("steps", "this folder has no steps")
         if is_traced:
             return differs("steps", f"{path} is gone; the recipe says log.trace = true")
         return unchecked("steps", "not recorded: log.trace = false")
-    if problem := _chain_problem(path, steps.chain, head) or steps.problem:
-        return differs("steps", problem)
-    gaps, end = list(steps.gaps), training.recorded.weights_step or 0
-    if training.finished and end > steps.last:
-        gaps.append((steps.last + 1, end))
+    if end and not begins(path, end):
+        return differs("steps", f"{path}: {_OTHER}")
+    gaps, last_step = list(steps.gaps), training.recorded.weights_step or 0
+    if training.finished and last_step > steps.last:
+        gaps.append((steps.last + 1, last_step))
     starts = f", {len(steps.starts)} starts" if len(steps.starts) > 1 else ""
-    text = (
-        f"{count_text(len(steps.by_step), 'record')}, each follows the one before{starts}{_torn(steps.chain)}"
-    )
-    text += f"; head {steps.chain.links[-1][:16]}" if steps.chain.links else ""
+    text = f"{count_text(len(steps.by_step), 'record')}{starts}{_compared(end)}"
     if not gaps:
-        return ok("steps", text)
+        return ok("steps", text) if end else unchecked("steps", text)
     first, last = gaps[0]
     text += (
         f"; steps {first} to {last} have no record: log.trace was false, the disk was full, "
@@ -181,31 +175,22 @@ def _check_steps(training: Training, is_traced: bool) -> Finding:
 
 
 def _check_log(training: Training) -> Finding:
-    path, chain, head = training.folder / LOG, training.log.chain, training.recorded.log_head
-    if not chain.links:
-        is_needed = head or training.steps is not None or path.exists()
+    path, end = training.folder / LOG, training.recorded.log_end
+    try:
+        records = read_records(path)
+        if end and records and not begins(path, end):
+            return differs("log", f"{path}: {_OTHER}")
+    except VitctlError as error:
+        return differs("log", str(error))
+    if not records:
+        is_needed = end or training.steps is not None or path.exists()
         return differs("log", f"{path} is gone or empty") if is_needed else unchecked("log", "missing")
-    if problem := _chain_problem(path, chain, head):
-        return differs("log", problem)
-    return ok("log", f"{count_text(len(chain.links), 'line')}, each follows the one before{_torn(chain)}")
+    text = f"{count_text(len(records), 'record')}{_compared(end)}"
+    return ok("log", text) if end else unchecked("log", text)
 
 
-def _chain_problem(path: Path, chain: Chain, head: str) -> str:
-    if chain.broken_at:
-        return (
-            f"{path}, line {chain.broken_at}: does not follow the line before; one of the two was changed, "
-            "added or removed"
-        )
-    if head and head not in chain.links:
-        return (
-            f"{path}: has no line with the digest {head[:16]} that the result names; "
-            "its end was removed or changed"
-        )
-    return ""
-
-
-def _torn(chain: Chain) -> str:
-    return f"; {chain.num_torn} incomplete, as a crash leaves them" if chain.num_torn else ""
+def _compared(end: str) -> str:
+    return ", as the result names them" if end else "; no result names their digest: see the checkpoints"
 
 
 def _check_checkpoints(training: Training, intact: list[SavedCheckpoint]) -> Iterator[Finding]:
@@ -215,10 +200,11 @@ def _check_checkpoints(training: Training, intact: list[SavedCheckpoint]) -> Ite
     for path in paths:
         try:
             saved = read_checkpoint(path)
-        except (CheckpointError, OSError) as error:
+            problem = foreign(saved, named) or record_problem(saved, training.steps)
+        except (VitctlError, OSError) as error:
             yield differs("checkpoint", str(error))
             continue
-        if problem := record_problem(saved, training.steps, training.log, named=named):
+        if problem:
             yield differs("checkpoint", f"{path}: {problem}")
         else:
             intact.append(saved)
@@ -283,27 +269,12 @@ def check_recipe(loaded: Loaded, trainings: Sequence[Training]) -> Finding:
         if not known:
             return unchecked("recipe", "no digest of it was recorded")
     elif with_recipe(result, recipe).provenance["recipe_sha256"] != in_result:
-        text = f"recipe.toml: its values are not those of the result{_changed_keys(recipe, last)}"
-        return differs("recipe", text)
+        return differs("recipe", "recipe.toml: its values are not those of the result")
     if known and digest not in known:
-        text = f"recipe.toml: its values are not those of the last start{_changed_keys(recipe, last)}"
-        return differs("recipe", text)
+        return differs("recipe", "recipe.toml: its values are not those of the last start")
+    others = [start for start in starts if start.recipe_file not in ("", digest)]
     text = "recipe.toml: the values that decide the result are as recorded"
-    if others := [start for start in starts if start.recipe_file not in ("", digest)]:
-        text += f"; {len(others)} of {len(starts)} starts had others{_changed_keys(recipe, others)}"
-    return ok("recipe", text)
-
-
-def _changed_keys(recipe: Recipe, starts: Sequence[StartLine]) -> str:
-    """Name the differences between recipe.toml and the last of these starts."""
-    recorded = with_added(starts[-1].made_of.recipe) if starts else {}
-    changed = [
-        f"{key} was {recorded[key] or 'unset'}, is {value or 'unset'}"
-        for key, value in with_added(deciding_values(recipe)).items()
-        if recorded.get(key, value) != value
-    ]
-    more = [f"{len(changed) - _MOST_KEYS} more"] if len(changed) > _MOST_KEYS else []
-    return f": {'; '.join([*changed[:_MOST_KEYS], *more])}" if changed else ""
+    return ok("recipe", text + f"; {len(others)} of {len(starts)} starts had others" * bool(others))
 
 
 def check_data(recipe: Recipe, run: Training, scratch: Path, *, reads_bytes: bool) -> Iterator[Finding]:

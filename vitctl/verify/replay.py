@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 from torch import Tensor
 
-from vitctl.data.loader.batches import Batch
+from vitctl.data.loader.batches import Batch, take
 from vitctl.engine.agreement import checksum, identity_differences
 from vitctl.engine.checkpoint import SavedCheckpoint, parts, read_checkpoint
 from vitctl.engine.journal import (
@@ -26,7 +26,6 @@ from vitctl.engine.journal import (
     step_of,
 )
 from vitctl.engine.sharding import full
-from vitctl.engine.step import Result, take
 from vitctl.engine.trace import (
     PARTS,
     StartLine,
@@ -38,6 +37,7 @@ from vitctl.engine.trace import (
     weights_checksum,
 )
 from vitctl.engine.trainer import Trainer
+from vitctl.engine.update import Result
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.models.blocks import trainable
 from vitctl.recipe.neutral_keys import PLACES
@@ -231,16 +231,14 @@ class _Replay:
         self.range = begin + 1, last
         try:
             if saved is not None:
-                self.trainer.load(saved)
+                self.trainer.state.load(saved)
             elif not is_first:  # the state of the start is gone
                 self._unproven(f"{self.folder}: there is no checkpoint before step {first}")
             self._check_weights(begin)
-            batches = self.trainer.batches(begin)
+            batches = self.trainer.batches(first_step=begin)
             for step in range(begin, last):
                 micro_batches = take(batches, len(self.trainer.own))
-                result = self.trainer.update(step, micro_batches).result()
-                self.trainer.is_updating = False
-                self.trainer.changing.release()
+                result = self.trainer.train_step.update(step, micro_batches).result()
                 self._compare_step(step + 1, result, micro_batches)
         except _EndError:
             pass
@@ -265,10 +263,9 @@ class _Replay:
         if step not in self.steps.by_step:
             self._unproven(f"step {step} has no record; the steps after it were not computed again")
         recorded = self.steps.by_step[step]
-        weights = trainer.unwrapped if recorded.weights else None
-        here = describe_step(
-            trainer.runtime, step, result, micro_batches, trainer.own, trainer.batch_size, weights
-        )
+        weights = trainer.state.network if recorded.weights else None
+        size = trainer.train_step.batch_size
+        here = describe_step(trainer.runtime, step, result, micro_batches, trainer.own, size, weights)
         self._compare_batch(recorded, here, micro_batches)
         if not self.draws_differ:
             self._compare_numbers(recorded, here, result)
@@ -279,7 +276,7 @@ class _Replay:
         """Compare the weights at the start of a range with the recorded digest."""
         recorded = self.steps.by_step[begin].weights if begin in self.steps.by_step else ""
         recorded = recorded or next((one.weights for one in self.steps.starts if one.step == begin), "")
-        if recorded and weights_checksum(self.trainer.unwrapped) != recorded:
+        if recorded and weights_checksum(self.trainer.state.network) != recorded:
             text = f"the weights after step {begin}" if begin else "the start weights"
             self.rounding = self.rounding or text
             if not self.may_round:  # continue: the data does not depend on them, and may differ too
@@ -305,13 +302,13 @@ class _Replay:
         part = next((name for name in PARTS if recorded.batch.get(name) != here.fields["batch"][name]), None)
         if part is None:
             return
-        text, count = _PART_NAMES[part], self.trainer.batch_size
+        text, count = _PART_NAMES[part], self.trainer.train_step.batch_size
         if len(differing := self._differing_marks(recorded, here, slice(count))):
             first = int(differing[0])
             sample = int(np.concatenate([batch.samples.numpy() for batch in batches])[first])
             more = f"; {len(differing)} of {count} differ" if len(differing) > 1 else ""
             prefix = "here " if part == "samples" else ""
-            text += f" at position {first} of the batch, {prefix}key {self.trainer.key(sample)}{more}"
+            text += f" at position {first} of the batch, {prefix}key {self.trainer.log.key(sample)}{more}"
         self._differs(recorded.step, text)
 
     def _compare_numbers(self, recorded: StepLine, here: StepRecord, result: Result) -> None:
@@ -343,8 +340,8 @@ class _Replay:
         return far
 
     def _gradient_in_words(self, recorded: StepLine, here: StepRecord) -> str:
-        names = list(trainable(self.trainer.unwrapped))
-        size = self.trainer.batch_size
+        names = list(trainable(self.trainer.state.network))
+        size = self.trainer.train_step.batch_size
         differing = self._differing_marks(recorded, here, slice(size, None))
         if not len(differing) or len(here.marks) - size != len(names):
             return "the norm of the gradient"
@@ -365,8 +362,8 @@ class _Replay:
             saved = read_checkpoint(folder)
         except (VitctlError, OSError) as error:
             self._unproven(str(error))
-        trainer, here = self.trainer, dict[str, dict[str, Tensor]]()
-        for part, name, tensor in parts(trainer.unwrapped, trainer.average, trainer.optimizer):
+        state, here = self.trainer.state, dict[str, dict[str, Tensor]]()
+        for part, name, tensor in parts(state.network, state.average, state.optimizer):
             here.setdefault(part, {})[name] = full(tensor).detach()
         for part in TENSOR_FILES:
             stored, now = saved.tensors(part), here.get(part, {})

@@ -93,7 +93,7 @@ class Rerun:
         self._copy(place)
 
         def only_this(trainer: Trainer) -> Score | None:
-            folder = trainer.folder
+            folder = trainer.log.folder
             if folder.resolve() != (self.scratch / place).resolve():
                 return self._finished(folder)
             self.reached = True
@@ -197,10 +197,11 @@ def _scored(rerun: Rerun, result: RunResult | None) -> Finding:
     scores: list[Score] = []
 
     def act(trainer: Trainer) -> None:
-        trainer.load(read_checkpoint(path.parent))
+        state = trainer.state
+        state.load(read_checkpoint(path.parent))
         if trainer.score is not None:
-            with averaged(trainer.unwrapped, trainer.average if chosen.averaged else None):
-                scores.append(trainer.score(trainer.unwrapped))
+            with averaged(state.network, state.average if chosen.averaged else None):
+                scores.append(trainer.score(state.network))
 
     rerun.reach(act, path.parent)
     if not scores:

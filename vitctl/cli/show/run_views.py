@@ -14,9 +14,9 @@ from rich.text import Text
 
 from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.cli.show.render import Screen, show_result
-from vitctl.engine.journal import LOG, RECIPE, RESULT, Report, read_own_records, read_records
+from vitctl.engine.journal import LOG, RECIPE, RESULT, Report, read_records
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
-from vitctl.jobs.record.result import read_result
+from vitctl.jobs.record.result import read_own_records, read_result
 from vitctl.launch.launcher import Follower
 from vitctl.launch.listing import RunLine, read_line
 from vitctl.launch.run_folder import LOGS, NOW, is_running
@@ -61,7 +61,7 @@ def show_list(lines: Sequence[RunLine], root: Path) -> None:
 
 def show_run(folder: Path) -> None:
     """Print one run: key facts, curves of loss and accuracy, and the last warnings."""
-    line, records = _read(folder), read_own_records(folder / LOG)
+    line, records = _read(folder), read_own_records(folder)
     facts = [
         ("recipe", f"{line.recipe or 'unknown'} ({line.job})"),
         ("state", line.state + (f", step {_steps(line)}" if line.step else "")),

@@ -177,6 +177,21 @@ def train_batches(
     return map(_with_neighbour, batches) if neighbours else batches
 
 
+def take(batches: Iterator[Batch], share: int, missed: Callable[[str], None] | None = None) -> list[Batch]:
+    """Take the micro-batches of this process's share of one global batch, `share` images.
+
+    Raises GaveUpError for an outage; `missed` is told of it instead.
+    """
+    taken: list[Batch] = []
+    while sum(map(len, taken)) < share:
+        taken.append(next(batches))
+        if outage := taken[-1].outage:
+            if missed is None:
+                raise GaveUpError(outage)
+            missed(outage)
+    return taken
+
+
 def _with_neighbour(batch: Batch) -> Batch:
     """Make the first row the neighbour of the others."""
     first, others = (

@@ -397,7 +397,7 @@ def mix_words(words: np.ndarray) -> np.ndarray:
 
 # Lanes, and leaves: the passes that a lane is cut into. Which process computes a leaf changes nothing: its
 # images, its random draws and its place in the sum of gradients follow from its number. So a run has the same
-# bytes on any number of processes (see vitctl/engine/step.py), and a machine that owns whole lanes reads
+# bytes on any number of processes (see vitctl/engine/lanes.py), and a machine that owns whole lanes reads
 # their samples alone.
 
 

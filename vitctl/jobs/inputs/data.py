@@ -606,7 +606,7 @@ def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
             tried = trained, chosen_by
         return Inputs(train, scored, probed, tried)
     if isinstance(recipe, FrozenRecipe):
-        sets = open_sets(recipe.data, recipe.most_shots, recipe.with_fewer, run_dir)
+        sets = open_sets(recipe.data, recipe.classifier.most_shots, recipe.classifier.with_fewer, run_dir)
         for one in sets:
             check_neighbours(recipe, one.name, len(one.train))
         return Inputs(sets=sets)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,21 +14,22 @@ from vitctl.data.source.verification import DataVerified
 from vitctl.data.source.views import Source, source_text
 from vitctl.engine.journal import (
     AVERAGE,
-    CHAINED,
     CHECKPOINTS,
     LOG,
     LOG_HEAD,
     MODEL,
     RECIPE,
+    RECORDS,
     RESULT,
     STATE,
-    has_line,
-    head,
+    Record,
+    begins,
+    end_of,
     json_digest,
     json_text,
+    logged_checkpoints,
     name_of,
     parse_json_text,
-    read_logged_ends,
     read_records,
     step_folder,
     step_folders,
@@ -112,8 +114,7 @@ class RunResult:
 
     `status` is "done", "stopped" (by a signal, saved, can be resumed) or "failed"; `metrics` are the numbers,
     `provenance` is what they depend on: digests of data and weights, split, resolution, recipe; `record`
-    holds the last digests of log.jsonl and steps.jsonl, those of the checkpoints, and that of the result
-    itself.
+    says how log.jsonl and steps.jsonl end, and holds the digests of the checkpoints and of the result itself.
     """
 
     job: str
@@ -178,7 +179,7 @@ def write_result(folder: Path, result: RunResult) -> RunResult:
     """Write RUN/result.json, completely or not at all, and return the result, with the digests of the
     folder's records and its own.
     """
-    for name in CHAINED:  # after a power failure the result would not fit shorter ones
+    for name in RECORDS:  # after a power failure the result would not fit shorter ones
         if (folder / name).is_file():
             flush(folder / name)
     result = replace(result, record=record_digests(folder))
@@ -198,24 +199,22 @@ def published_digest(result: RunResult) -> str:
 
 
 def record_digests(folder: Path) -> dict[str, Any]:
-    """Return the digests of the last lines of log.jsonl and steps.jsonl, and of the state of each
-    checkpoint.
-    """
-    heads = {path: digest for path in CHAINED if (digest := head(folder / path))}
+    """Return how log.jsonl and steps.jsonl end, and the digest of the state of each checkpoint."""
+    ends = {path: end for path in RECORDS if (end := end_of(folder / path))}
     states = {
         path.name: digest
         for path in sorted(step_folders(folder / CHECKPOINTS))
-        if (digest := _state_digest(path))
+        if (digest := _of_state(path, "sha256"))
     }
-    return heads | ({CHECKPOINTS: states} if states else {})
+    return ends | ({CHECKPOINTS: states} if states else {})
 
 
-def _state_digest(folder: Path) -> str:
+def _of_state(folder: Path, name: str) -> str:
     try:
         state = read_json(folder / STATE, RUN_FILE.limit, error=CheckpointError)
     except (CheckpointError, OSError):
         return ""
-    return str(state.get("sha256", "")) if isinstance(state, dict) else ""
+    return str(state.get(name, "")) if isinstance(state, dict) else ""
 
 
 def read_result(folder: Path, *, own: bool = True, weights: bool = True) -> RunResult | None:
@@ -223,7 +222,7 @@ def read_result(folder: Path, *, own: bool = True, weights: bool = True) -> RunR
 
     Args:
         folder: of the run.
-        own: refuse a result that was changed, or is of another run: a record beside it lacks the line that
+        own: refuse a result that was changed, or is of another run: a record beside it does not begin as
             it names. A record that was not copied along refuses nothing.
         weights: of those refuse also one whose checkpoint was replaced or renamed; where the caller compares
             the checkpoint that it uses, False.
@@ -241,10 +240,10 @@ def read_result(folder: Path, *, own: bool = True, weights: bool = True) -> RunR
     except (CheckpointError, ValidationError) as error:
         said = str(error) if isinstance(error, CheckpointError) else _first_problem(error)
         raise CheckpointError(f"{path}: not a valid result of vitctl ({said}){DELETE_IT}") from None
-    if other := [name for name in CHAINED if own and _lacks(folder / name, found.record.get(name))]:
+    if own and (other := _changed_record(folder, found)):
         raise CheckpointError(
-            f"{path}: {other[0]} has no line with the digest that it names: it is of another run, or "
-            f"{other[0]} was changed; {_COPY_BACK}"
+            f"{path}: {other} has not the digest that it names: one of the two was changed, or is of another "
+            f"run; {_COPY_BACK}"
         )
     result = replace(
         found, metrics=with_infinities(found.metrics), provenance=with_infinities(found.provenance)
@@ -273,15 +272,38 @@ def _checkpoint_problem(folder: Path, result: RunResult) -> str:
     """Return how the checkpoint that a result is of was replaced; "" where it was not, or is not here."""
     own = step_folder(folder, int(result.provenance.get("weights_step") or 0)).name
     digest = result.record.get(CHECKPOINTS, {}).get(own)
-    there = {path.name: _state_digest(path) for path in step_folders(folder / CHECKPOINTS)} if digest else {}
+    there = (
+        {path.name: _of_state(path, "sha256") for path in step_folders(folder / CHECKPOINTS)}
+        if digest
+        else {}
+    )
     if own in there and there[own] not in ("", digest):  # without one it is damaged: whoever reads it says so
         return f"{own} is not the checkpoint that the result names; it was replaced"
     renamed = [name for name in there if own not in there and there[name] == digest]
     return f"{renamed[0]} says step {int(own[5:])}, so its name should be {own}" if renamed else ""
 
 
-def _lacks(path: Path, digest: str | None) -> bool:
-    return digest not in (None, "") and path.is_file() and not has_line(path, digest)
+def _changed_record(folder: Path, result: RunResult) -> str:
+    """Return which record in a folder is not the one that the result names; "" where none is."""
+    ends = {name: result.record.get(name) for name in RECORDS if (folder / name).is_file()}
+    return next((name for name, end in ends.items() if end and not begins(folder / name, end)), "")
+
+
+def read_own_records(folder: Path) -> list[Record]:
+    """Return the records of the log of a run, or of a training inside it.
+
+    Raises CheckpointError if it is not the log that its result or a checkpoint names.
+    """
+    path, ends = folder / LOG, {_of_state(one, LOG_HEAD) for one in step_folders(folder / CHECKPOINTS)}
+    with suppress(CheckpointError):
+        result = read_result(folder, own=False)
+        ends.add("" if result is None else result.record.get(LOG, ""))
+    if path.is_file() and not all(begins(path, end) for end in ends if end):
+        raise CheckpointError(
+            f"{path}: is not the log that {RESULT} or a checkpoint names, and its numbers are not shown; "
+            f"copy the files of this run back"
+        )
+    return read_records(path)
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -475,12 +497,12 @@ def check_own(saved: "SavedCheckpoint") -> bool:
     from vitctl.engine.checkpoint import MOVE_IT, foreign
 
     run, name = saved.folder.parent.parent, saved.folder.name
-    log, result = read_logged_ends(run), read_result(run, weights=False)
+    result = read_result(run, weights=False)
     named: dict[str, str] = result.record.get(CHECKPOINTS, {}) if result is not None else {}
-    if problem := foreign(saved, log, named):
+    if problem := foreign(saved, named):
         raise CheckpointError(f"{saved.folder}: {problem}; {MOVE_IT}")
-    is_logged = saved.digest == log.checkpoints.get(saved.step) or bool(saved.state.get(LOG_HEAD))
-    return name in named or (is_logged and bool(log.chain.links))
+    is_logged = saved.digest == logged_checkpoints(run).get(saved.step) or bool(saved.state.get(LOG_HEAD))
+    return name in named or (is_logged and (run / LOG).is_file())
 
 
 def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path, ChosenWeights]:

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from tests.engine.conftest import LOSS, batch, rows
-from vitctl.data.loader.batches import Batch
+from vitctl.data.loader.batches import Batch, take
 from vitctl.engine.optimizer import Average
-from vitctl.engine.step import Result, TrainStep, take
+from vitctl.engine.update import Result, TrainStep
 
 Make = Callable[..., TrainStep]
 
 
 def weights(trainer: TrainStep) -> list[Tensor]:
-    return [p.detach().clone() for p in trainer.unwrapped.parameters()]
+    return [p.detach().clone() for p in trainer.network.parameters()]
 
 
 def close(one: list[Tensor], two: list[Tensor]) -> bool:
@@ -39,9 +39,9 @@ def test_update__does_not_depend_on_micro_batches(trainer: Make, cuts: list[int]
 
 def test_update__its_gradient_is_that_of_the_mean_loss(trainer: Make) -> None:
     whole, t = batch(8), trainer(LOSS, name="sgd", lr=lambda _: 1.0)
-    logits = t.unwrapped(whole.images.double() / 255)
+    logits = t.network(whole.images.double() / 255)
     mean = torch.nn.functional.cross_entropy(logits, whole.labels)
-    grads = torch.autograd.grad(mean, list(t.unwrapped.parameters()))
+    grads = torch.autograd.grad(mean, list(t.network.parameters()))
     before = weights(t)
     result = t.update(0, [whole]).result()
     assert result.loss == pytest.approx(float(mean.detach()), rel=1e-14)
@@ -121,7 +121,7 @@ def test_update__a_skipped_one_leaves_no_trace(trainer: Make) -> None:
     without it.
     """
     straight, t = trainer(LOSS, name="adam", clip_norm=0.5), trainer(LOSS, name="adam", clip_norm=0.5)
-    spoilt = replace(t, objective=lambda *_: t.unwrapped.head.bias.sum() * float("nan"))
+    spoilt = replace(t, objective=lambda *_: t.network.head.bias.sum() * float("nan"))
     for step in range(3):
         straight.update(step, [batch(8, seed=step)])
         assert spoilt.update(step, [batch(8)]).result().skipped
@@ -132,7 +132,7 @@ def test_update__a_skipped_one_leaves_no_trace(trainer: Make) -> None:
 def test_warm_up__changes_nothing(trainer: Make) -> None:
     t, straight = trainer(LOSS, name="adam"), trainer(LOSS, name="adam")
     t.warm_up([batch(5), batch(3)])
-    assert all(p.grad is None for p in t.unwrapped.parameters())
+    assert all(p.grad is None for p in t.network.parameters())
     t.update(0, [batch(8)])
     straight.update(0, [batch(8)])
     assert all(torch.equal(a, b) for a, b in zip(weights(t), weights(straight), strict=True))
@@ -140,7 +140,7 @@ def test_warm_up__changes_nothing(trainer: Make) -> None:
 
 def test_update__averages_after_the_step(trainer: Make) -> None:
     t = trainer(LOSS)
-    t = replace(t, average=Average(t.unwrapped, 0.5))
+    t = replace(t, average=Average(t.network, 0.5))
     before = weights(t)
     t.update(0, [batch(8)])
     assert t.average is not None

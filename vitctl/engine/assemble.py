@@ -1,0 +1,301 @@
+"""A training is put together: its images, its loss, how it is computed, and the parts of a `Trainer`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitctl.data.images.transforms import EvalTransform, TrainTransform
+from vitctl.data.loader.batches import train_batches
+from vitctl.data.source.order import Order, SampleOrder, own_slots
+from vitctl.data.source.uneven import correction
+from vitctl.data.source.verification import Verification
+from vitctl.data.source.views import Source
+from vitctl.engine.agreement import FIX, check_inputs, identity, words_of_start
+from vitctl.engine.checkpoint import Peers, Saver
+from vitctl.engine.computation import (
+    choose_kernels,
+    choose_micro_batch,
+    computation,
+    computed,
+    draws_noise,
+    use_kernels,
+    versions,
+)
+from vitctl.engine.distillation import Distilled, Teacher
+from vitctl.engine.evaluation import Score
+from vitctl.engine.journal import CHECKPOINTS, Journal
+from vitctl.engine.lanes import ByLanes, LaneSum
+from vitctl.engine.log import RunLog
+from vitctl.engine.losses import Objective
+from vitctl.engine.mixing import Mixing, classification
+from vitctl.engine.optimizer import Average, build_optimizer, trained_names
+from vitctl.engine.preemption import StopFlag
+from vitctl.engine.runtime import (
+    Runtime,
+    check_same,
+    gather_texts,
+    new_group,
+    num_workers,
+)
+from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
+from vitctl.engine.sharding import place_of, rows_of, shard_as
+from vitctl.engine.state import RunState, computed_on
+from vitctl.engine.trainer import Trainer
+from vitctl.engine.update import AllReduced, Gradients, TrainStep
+from vitctl.models.blocks import compile_blocks
+from vitctl.models.build import Model
+from vitctl.models.flops import computed_flops
+from vitctl.models.variants import check_recomputed, to_dict
+from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Where a training runs: this process among its peers, the folder and its log, the flag that signals set.
+
+    `shards` verifies the images that are scored. `act` is done with the prepared training instead of
+    `Trainer.fit`. `recipe_digest` is of RUN/recipe.toml, from which the recipe of a training may differ in a
+    learning rate or a seed.
+    """
+
+    runtime: Runtime
+    folder: Path
+    journal: Journal
+    stop: StopFlag
+    shards: Verification
+    act: Callable[[Trainer], Score | None] | None = None
+    recipe_digest: str = ""
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a training.
+
+    Args:
+        train, augmentation: training images, and their augmentation.
+        scored, pre_processing: images that are scored, or None, and the evaluation pre-processing.
+        order: of the training images; None: the exact shuffle by the recipe's seed.
+        mixing: MixUp and CutMix of training batches.
+    """
+
+    train: Source
+    augmentation: TrainTransform
+    scored: Source | None
+    pre_processing: EvalTransform
+    order: SampleOrder | None = None
+    mixing: Mixing = field(default_factory=Mixing)
+
+    def meta(self, mean: tuple[float, ...], std: tuple[float, ...], loss: str) -> dict[str, Any]:
+        """Return the metadata to store with the weights, so that they give the same numbers elsewhere."""
+        shown = self.pre_processing
+        return {
+            "image_size": shown.image_size,
+            "eval_method": shown.method,
+            "eval_resize": shown.resize,
+            "resample": shown.resample,
+            "exif_orientation": shown.exif_orientation,
+            "mean": list(mean),
+            "std": list(std),
+            "loss": loss,
+            "class_names": list(self.train.class_names),
+        }
+
+
+def assembled(
+    recipe: Pretrain | Finetune | Vtab,
+    run: RunContext,
+    model: Model,
+    images: Images,
+    meta: dict[str, Any],
+    *,
+    objective: Callable[..., Tensor] | None = None,
+    score: Callable[[nn.Module], Score] | None = None,
+    probe: Callable[[Model], dict[int, list[float]]] | None = None,
+    start: Mapping[str, Tensor] = MappingProxyType({}),
+    start_weights_sha256: str = "",
+    teacher: Teacher | None = None,
+) -> Trainer:
+    """Return the training of a recipe in a folder, as one process sees it.
+
+    Args:
+        recipe: with its values resolved: batch size, length, learning rate, seed.
+        run: process, folder, log and stop flag.
+        model: with its start weights, on the runtime's device.
+        images: that it is trained and scored on.
+        meta: stored with the weights.
+        objective: instead of [loss]; it uses no labels.
+        score: scores a network on the images to score; None: there are none.
+        probe: gives a network's few-shot accuracies by number of shots and seed; None: it is off.
+        start: weights that are read once the network is sharded, by name.
+        start_weights_sha256: digest of the pre-trained weights; empty without any.
+        teacher: of [distillation]; None without one.
+
+    Raises:
+        LaunchError: other processes have other inputs, or the machine cannot compute this.
+    """
+    runtime, s, machine = run.runtime, recipe.schedule, recipe.machine
+    steps = total_steps(len(images.train), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
+    # Processes that read other files would train something that no recipe describes.
+    in_parts = any(tensor.is_meta for tensor in model.parameters())
+    check_inputs(
+        runtime,
+        {} if in_parts else model.state_dict(),
+        model.config,
+        meta,
+        (images.train, images.scored),
+    )
+
+    # The images of this process, and the loss of a batch.
+    lanes, share = lanes_of(recipe, runtime.num_processes), -(-s.batch_size // runtime.num_processes)
+    own = own_slots(s.batch_size, lanes, runtime.rank, runtime.num_processes)
+    batches = partial(
+        train_batches,
+        images.train,
+        images.order or Order(len(images.train), recipe.seed),
+        images.augmentation,
+        seed=recipe.seed,
+        batch_size=s.batch_size,
+        rank=runtime.rank,
+        num_processes=runtime.num_processes,
+        lanes=lanes,
+        neighbours=images.mixing.is_on,
+        needs_labels=objective is None,
+        checksums=recipe.log.trace,
+        pinned=runtime.device.type == "cuda",
+        outages=True,
+    )
+    colours = tuple(meta["mean"]), tuple(meta["std"])
+    weights = None
+    if recipe.loss.class_weights != "none":
+        found = correction(recipe.loss.class_weights, "shuffle", images.train)
+        weights = torch.from_numpy(found.factors).to(runtime.device)
+    objective = objective or classification(recipe.loss, images.mixing, recipe.seed, weights)
+    loss: Objective = partial(objective, normalise=runtime.normaliser(*colours))
+    if teacher is not None:
+        assert isinstance(recipe, Finetune)
+        loss = Distilled(loss, recipe.distillation, teacher, model, colours, runtime)
+
+    # How it is computed. Weights are sharded before the micro-batch is measured, and it is measured on
+    # the loss itself.
+    kernels = choose_kernels(machine, model.config, runtime, lanes=lanes is not None)
+    use_kernels(kernels)
+    check_recomputed(model.config, machine.checkpoint_blocks)
+    model.checkpoint_blocks = machine.checkpoint_blocks
+    if machine.compile:
+        compile_blocks(model)
+    drawn = shard_as(machine, runtime, model, start, seed=recipe.seed, probed=probe is not None)
+    check_same({"start weights": drawn + words_of_start(runtime, model, start)}, FIX)
+    one_batch = partial(batches, first_step=0, num_workers=0)
+    micro_batch = choose_micro_batch(
+        recipe, runtime, run.folder, model, loss, lambda n: next(one_batch(micro_batch=n)), share
+    )
+    workers = num_workers(machine, runtime.device, runtime.num_processes)
+    how = {**kernels.model_dump(), "compile": machine.compile}
+    # Checkpoints of another training are refused. Lanes promise the same bits, so what computes them
+    # belongs to what the training is.
+    made_of = identity(
+        recipe,
+        run.folder,
+        images.train,
+        images.scored,
+        start_weights_sha256,
+        computation(runtime, **how, versions=versions()) if lanes else {},
+        teacher.sha256 if teacher else "",
+        network=to_dict(model.config),
+    )
+    facts: dict[str, Any] = {  # recorded at each start
+        **made_of.state,
+        "recipe_file": run.recipe_digest,
+        **computed(runtime),
+        "micro_batch": s.leaf_images if s.lanes else micro_batch,
+        **how,
+        "checkpoint_blocks": machine.checkpoint_blocks,
+        "lanes": s.lanes,
+        "draws": draws_noise(recipe, model.config),
+    }
+
+    # The parts: the update, the log, the state.
+    is_cuda = runtime.device.type == "cuda"
+    wrapped = runtime.wrap(model, ddp=lanes is None, always_synced=micro_batch >= share)
+    gradients: Gradients = AllReduced(runtime, wrapped, recipe.seed)
+    if lanes is not None:
+        beside = torch.cuda.Stream() if is_cuda else None  # type: ignore[no-untyped-call]
+        tree = LaneSum(lanes, runtime.rank, runtime.num_processes, runtime.nodes, beside)
+        gradients = ByLanes(runtime, model, recipe.seed, tree)
+    flops = computed_flops(
+        model.config,
+        frozen_places(recipe, model.config),
+        adapters=lora_of(recipe).rank > 0,
+        teacher=teacher.model.config if teacher else None,
+    )
+    log = RunLog(
+        recipe,
+        runtime,
+        run.folder,
+        run.journal,
+        images.train,
+        model,
+        own,
+        steps,
+        runtime.normaliser(*colours),
+        flops,
+        run.stop,
+    )
+    ema, is_zero1 = recipe.averaging, getattr(machine, "sharding", "none") == "zero1"
+    rows = rows_of(model, runtime.device, runtime.num_processes) if is_zero1 else {}
+    optimizer = build_optimizer(model, recipe.optimizer, rows)
+    kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
+    saver = Saver(run.folder / CHECKPOINTS, model.config, meta, *kept, journal=run.journal)
+    writes = runtime.is_main
+    if place := place_of(trained_names(optimizer, model)):
+        replica, part, count = place
+        saver.peers = Peers(part, count, partial(gather_texts, group=new_group(count)))
+        writes = replica == 0
+    state = RunState(
+        runtime,
+        model,
+        optimizer,
+        Average(model, ema.decay, debias=ema.debias) if ema.decay else None,
+        log,
+        saver,
+        writes=writes,
+        identity=made_of,
+        computed_on=computed_on(facts, runtime.device),
+        batch_size=s.batch_size,
+        background=recipe.checkpoint.background,
+    )
+    train_step = TrainStep(
+        runtime,
+        wrapped,
+        model,
+        loss,
+        gradients,
+        optimizer,
+        state.average,
+        lr=learning_rate(recipe, steps, len(images.train)),
+        batch_size=s.batch_size,
+        clip_norm=recipe.optimizer.clip_norm,
+        norm_dtype=torch.float64 if lanes else None,
+        changing=state.changing,
+    )
+    return Trainer(
+        recipe,
+        runtime,
+        run.stop,
+        own=own,
+        batches=partial(batches, micro_batch=micro_batch, num_workers=workers),
+        facts=facts,
+        state=state,
+        log=log,
+        train_step=train_step,
+        score=score,
+        probe=probe,
+        total_steps=steps,
+        steps_behind=int(is_cuda),
+    )

@@ -1,0 +1,346 @@
+"""What a training writes down: log.jsonl, a record of every step, images that could not be used, trackers."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitctl.data.loader.batches import Batch
+from vitctl.data.source.views import Source, sample_key
+from vitctl.engine.checkpoint import SavedCheckpoint
+from vitctl.engine.evaluation import Score
+from vitctl.engine.journal import (
+    LOG,
+    LOG_HEAD,
+    RECIPE,
+    STEP_RECORDS,
+    STEPS_HEAD,
+    Journal,
+    Record,
+    cut_after,
+    end_of,
+    read_records,
+    records_agreed,
+    run_of,
+)
+from vitctl.engine.losses import Normalise
+from vitctl.engine.preemption import StopFlag
+from vitctl.engine.runtime import Runtime, seconds_between, slowest
+from vitctl.engine.sharding import is_sharded, local
+from vitctl.engine.trace import Recorder, read_steps, record_problem, weights_checksum
+from vitctl.engine.update import Moments, Result
+from vitctl.errors import VitctlError
+from vitctl.models.build import Model
+from vitctl.recipe.known import Comparison, known_in_words
+from vitctl.recipe.neutral_keys import unlike_known
+from vitctl.recipe.schema import Finetune, Pretrain, Vtab
+from vitctl.system.remote import GaveUpError
+
+SKIPPED = "skipped.jsonl"
+BAD_SAMPLES = "bad_samples*.jsonl"  # rank 0 writes the one without a number
+_PIXELS_OF = 64  # images of a step, those of the main process, whose pixels are logged
+
+
+class RunLog:
+    """The records of one training.
+
+    `step` is the last one that is written down, and `begun` the last one whose record waits for the other
+    processes alone.
+
+    Args:
+        recipe: of the training.
+        runtime: this process among its peers.
+        folder, journal: where it writes.
+        train: the training images.
+        network: not wrapped.
+        own: positions of this process's images in the global batch.
+        total_steps: planned.
+        normalise: of images.
+        flops_per_image: of a forward and a backward pass.
+        stop: gets to know that the server of the images is away.
+    """
+
+    def __init__(
+        self,
+        recipe: Pretrain | Finetune | Vtab,
+        runtime: Runtime,
+        folder: Path,
+        journal: Journal,
+        train: Source,
+        network: Model,
+        own: range,
+        total_steps: int,
+        normalise: Normalise,
+        flops_per_image: int,
+        stop: StopFlag,
+    ) -> None:
+        self.folder, self.journal, self.flops_per_image = folder, journal, flops_per_image
+        self.step = self.begun = -1
+        self.probed: set[int] = set()
+        self._recipe, self._runtime, self._train, self._network = recipe, runtime, train, network
+        self._own, self._total_steps, self._normalise, self._stop = own, total_steps, normalise, stop
+        self._known = self._comparison(())
+        self._recorder: Recorder | None = None
+        self._slowest: dict[str, Any] = {}
+        self.start_clock(0)
+
+    # Steps
+
+    def start(
+        self, step: int, facts: Mapping[str, Any], checkpoint: str = "", *, trains: bool = True
+    ) -> None:
+        """Record a start, of a finished run too.
+
+        Args:
+            step: finished steps.
+            facts: how it computes.
+            checkpoint: digest of the one that was loaded; "" for the start weights.
+            trains: there are steps to do.
+        """
+        if self._recipe.log.trace:
+            size = self._recipe.schedule.batch_size
+            self._recorder = Recorder(
+                self.folder, self.journal, self._runtime, self._network, self._own, size
+            )
+            self._recorder.start(step, facts, checkpoint)
+        if trains:
+            if self._known.bands and (text := unlike_known(run_of(self.folder) / RECIPE)):
+                self.warn(text, step)
+            self.journal.show_progress(at_once=True, step=step, total_steps=self._total_steps)
+
+    @property
+    def has_records(self) -> bool:
+        """Whether every step is recorded, which all processes take part in."""
+        return self._recorder is not None
+
+    def reads(self, step: int) -> bool:
+        """Return whether a line of this step is due in log.jsonl."""
+        return is_due(step, self._recipe.log.every_steps) or self._known.logs(step)
+
+    def add(
+        self,
+        step: int,
+        result: Result,
+        waited: float,
+        forward: Moments,
+        batches: list[Batch],
+        *,
+        num_bad: int,
+        num_skipped: int,
+    ) -> None:
+        """Write down a step, with unreadable images and a skipped update; every log.every_steps in the log.
+
+        Args:
+            step: finished steps, this one included.
+            result: of the update.
+            waited: seconds that the loop waited for its images; on a GPU those in which it had nothing to do.
+            forward: moments around the forward passes.
+            batches: micro-batches of this process.
+            num_bad, num_skipped: so far.
+        """
+        for batch in batches:
+            for sample, key, reason in batch.bad:
+                bad = {"step": step, "sample": sample, "key": key, "reason": reason}
+                self.journal.append(Path(self.bad_samples(self._runtime.rank)), bad)
+        if result.skipped:
+            self.journal.append(self.folder / SKIPPED, self._skipped_record(step, result, batches))
+            self.warn(f"step {step} was not finite and is skipped: {result}", step)
+        is_logged = self.reads(step) or step == self._total_steps
+        # The record waits for the other processes. They have nothing else to log of a step like this one.
+        if not (result.num_bad or result.skipped):
+            self.begun = step
+        self._waited += waited
+        self._forward.extend(forward)
+        if is_logged:
+            own = [self._waited, sum(seconds_between(*one) for one in self._forward)]
+            seconds = self._runtime.gather(torch.tensor(own, dtype=torch.float64), everywhere=False)
+            self._slowest = slowest(seconds, time.perf_counter() - self._window[0])
+        if self._recorder is not None:
+            with_weights = is_logged or is_due(step, self._recipe.checkpoint.every_steps)
+            self._recorder.add(step, result, batches, weights=with_weights)
+        counts = {"num_bad": num_bad, "num_skipped": num_skipped}
+        self._log_step(step, result, batches if is_logged else [], counts)
+        self.step = step
+
+    def _log_step(
+        self, step: int, result: Result, micro_batches: list[Batch], counts: Mapping[str, int]
+    ) -> None:
+        """Show the progress; log the step if its micro-batches are given."""
+        size = self._recipe.schedule.batch_size
+        began, first = self._window
+        seconds = time.perf_counter() - began
+        rate = (step - first) * size / seconds
+        said: dict[str, Any] = {"step": step, "total_steps": self._total_steps, "samples": step * size}
+        if not micro_batches:
+            self.journal.show_progress(
+                **said,
+                loss=result.loss,
+                lr=result.lr,
+                images_per_second=rate,
+                data_wait=self._waited / seconds,
+                num_bad=counts["num_bad"],
+                **self._slowest,
+            )
+            return
+        images = torch.cat([batch.images[:_PIXELS_OF] for batch in micro_batches[:_PIXELS_OF]])
+        pixel_std = float(f"{self._normalise(images[:_PIXELS_OF]).float().std().item():.5g}")
+        flops, peak = rate * self.flops_per_image / self._runtime.num_processes, self._runtime.peak_flops
+        numbers = {"loss": result.loss, "lr": result.lr, "grad_norm": result.grad_norm}
+        self.journal.write(
+            "train",
+            **said,
+            epoch=round(step * size / len(self._train), 4),
+            **numbers,
+            pixel_std=pixel_std,
+            images_per_second=round(rate, 2),
+            tflops=round(flops / 1e12, 4),
+            mfu=round(flops / peak, 4) if peak else None,
+            data_wait=round(self._waited / seconds, 4),
+            **counts,
+            **self._slowest,
+            **self._compare(step, loss=result.loss, pixel_std=pixel_std),
+        )
+        self._runtime.accelerator.log(numbers, step=step)
+        self.start_clock(step)
+
+    def start_clock(self, step: int) -> None:
+        """Measure the throughput from here."""
+        self._window, self._waited = (time.perf_counter(), step), 0.0
+        self._forward: Moments = []
+
+    def _skipped_record(self, step: int, result: Result, batches: list[Batch]) -> Record:
+        """Return a line of skipped.jsonl. Numbers are strings, since JSON has no infinity; norms of weights
+        are of this process's shards.
+
+        On a GPU they may be those after one more update: the numbers of a step are read while the next one is
+        computed.
+        """
+        norms = [] if result.gradient is None else result.gradient.tolist()
+        weights = self._network.named_parameters()
+        return {
+            "step": step,
+            "rank": self._runtime.rank,
+            "loss": str(result.loss),
+            "grad_norm": str(result.grad_norm),
+            "lr": str(result.lr),
+            "keys": self._keys(batches),
+            "gradient_norms": {name: str(norm) for name, norm in zip(result.parameters, norms, strict=True)},
+            "weight_norms": {name: str(float(local(p.detach()).norm())) for name, p in weights},
+        }
+
+    def _keys(self, micro_batches: list[Batch]) -> list[str]:
+        return [self.key(int(sample)) for batch in micro_batches for sample in batch.samples]
+
+    def key(self, sample: int) -> str:
+        """Return the key of a training image; its number where the server of remote shards is away."""
+        try:
+            return sample_key(self._train, sample)
+        except GaveUpError as error:
+            self._stop.miss_images(str(error))
+            return f"number {sample}"
+
+    def bad_samples(self, rank: int | None = None) -> str:
+        """Return the file in which a rank lists them, or the pattern of all: over a network file system
+        processes that append to one file overwrite each other.
+        """
+        several = rank is None and self._runtime.num_processes > 1
+        which = "*" if several else f"_{rank:02d}" if rank else ""
+        return str(self.folder / BAD_SAMPLES.replace("*", which))
+
+    def bad_reasons(self) -> str:
+        """Return how many images could not be used, by reason, the most frequent first."""
+        found = chain.from_iterable(map(read_records, self.folder.glob(BAD_SAMPLES)))
+        counts = Counter(str(record.get("reason")) for record in found)
+        return ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
+
+    # Scores and messages
+
+    def write_score(self, step: int, score: Score, seconds: float) -> None:
+        """Log the score of the images that the training does not see."""
+        found = self._compare(step, accuracy=score.accuracy)
+        self.journal.write("evaluate", step=step, **score.numbers, **found, seconds=seconds)
+        self._track(step, seconds, {"accuracy": score.accuracy, score.metric: score.deciding})
+
+    def write_fewshot(self, step: int, scores: Mapping[int, Sequence[float]], seconds: float) -> None:
+        """Log few-shot accuracies by number of shots and seed."""
+        means = {shots: sum(values) / len(values) for shots, values in scores.items()}
+        for shots, values in scores.items():
+            self.journal.write(
+                "fewshot", step=step, shots=shots, accuracy=means[shots], seeds=values, seconds=seconds
+            )
+        self.probed.add(step)
+        self._track(step, seconds, {f"fewshot_{shots}": mean for shots, mean in means.items()})
+
+    def _track(self, step: int, seconds: float, numbers: dict[str, float]) -> None:
+        """Tell the trackers, and exclude the seconds that these numbers took from the throughput."""
+        self._runtime.accelerator.log(numbers, step=step)
+        self._window = (self._window[0] + seconds, self._window[1])
+
+    def warn(self, text: str, step: int) -> None:
+        """Log a warning."""
+        self.journal.write("warning", step=step, text=text)
+
+    def report_problems(self, num_bad: int, num_skipped: int) -> None:
+        """Warn about skipped updates and unusable images of a finished run."""
+        if num_skipped:
+            text = f"{num_skipped} of {self._total_steps} updates were not finite and were skipped"
+            self.warn(f"{text}; {self.folder / SKIPPED} lists them", self._total_steps)
+        if num_bad:
+            text = f"images that could not be used: {self.bad_reasons()}"
+            self.warn(f"{text}; {self.bad_samples()} lists them", self._total_steps)
+
+    # [known]
+
+    def _comparison(self, records: Iterable[Record]) -> Comparison:
+        """Return the comparison with [known], after the records of the log so far."""
+        known, s = self._recipe.known, self._recipe.schedule
+        length = s.total_epochs if known.unit == "epochs" else self._total_steps
+        return Comparison(known, self._total_steps, length, len(self._train.class_names), records)
+
+    def _compare(self, step: int, **numbers: float) -> dict[str, Any]:
+        """Return what the log says of numbers beside [known]; warn once when the run is flagged."""
+        was = self._known.flagged
+        found = self._known.of(step, **numbers)
+        if self._known.flagged and not was:
+            self.warn(
+                f"[known]: {known_in_words(found)}; honest runs are seldom outside {self._known.strikes} "
+                f"times: check learning rate, warm-up, labels, image order and normalisation",
+                step,
+            )
+        return found
+
+    # Resuming
+
+    @property
+    def ends(self) -> dict[str, Any]:
+        """What a checkpoint says of the records beside it."""
+        return {STEPS_HEAD: end_of(self.folder / STEP_RECORDS), LOG_HEAD: end_of(self.folder / LOG)}
+
+    def problem_of(self, saved: SavedCheckpoint) -> str:
+        """Return why the records are not those that a checkpoint, which is loaded, was saved with."""
+        weights = "" if is_sharded(self._network) else weights_checksum(self._network)
+        try:
+            return record_problem(saved, read_steps(self.folder), weights)
+        except VitctlError as error:
+            return str(error)
+
+    def cut_after(self, step: int) -> None:
+        """Drop the records of later steps, which will be written again, and go on after `step`."""
+        own = (self.folder / name for name in (LOG, STEP_RECORDS, SKIPPED))
+        for path in chain(own, self.folder.glob(BAD_SAMPLES)):
+            cut_after(path, step)
+        records = read_records(self.folder / LOG)
+        self.probed |= {r["step"] for r in records if r.get("kind") == "fewshot" and "step" in r}
+        self._known = self._comparison(records)
+        if step:
+            self.journal.write("resume", step=step, total_steps=self._total_steps)
+        records_agreed(run_of(self.folder))
+
+
+def is_due(step: int, every: int) -> bool:
+    """Return whether an action that is done every `every` steps (0: never) is due after this step."""
+    return every > 0 and step % every == 0

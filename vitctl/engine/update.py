@@ -1,0 +1,240 @@
+"""One update of the weights from a global batch: the mathematics of a training."""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vitctl.data.loader.batches import Batch
+from vitctl.engine.losses import Objective
+from vitctl.engine.optimizer import Average, clip_gradients, take_step
+from vitctl.engine.runtime import Fetched, Runtime, moment, seed_step, sent
+from vitctl.engine.sharding import synced
+from vitctl.models.blocks import train_mode
+from vitctl.models.build import Model
+from vitctl.system.process import HERE
+
+Moments = list[tuple[Any, Any]]  # begin and end, see `moment`
+Backward = Callable[[Batch, int, float], Tensor]  # (batch, step, scale of its loss) -> its summed loss
+
+
+class Sums(NamedTuple):
+    """Over the global batch, the same on every process: the loss, images that count, unusable images,
+    processes that should stop, micro-batches without images because of an outage.
+
+    Scalars in float64 on the device, where they may not be computed yet.
+    """
+
+    loss: Tensor
+    num_images: Tensor
+    num_bad: Tensor
+    num_stopped: Tensor
+    num_lost: Tensor
+
+
+# Leaves the gradient of a global batch in the parameters, without waiting for the device: (backward, finished
+# steps, this process's share, whether it received a signal) -> sums.
+Gradients = Callable[[Backward, int, list[Batch], bool], Sums]
+
+
+@dataclass
+class TrainStep:
+    """One update of the weights w from a global batch of B images, of which R could be read.
+
+        L    = sum of the losses of this process's images / B       forward, loss
+        g    = dL/dw, added up over all processes                   backward; all-reduce or lanes
+        g   <- g * B / R                                            the gradient of the mean
+        g   <- g * min(1, clip_norm / |g|)                          clip
+        w   <- optimizer(w, g, lr(step))                            optimizer
+        ema <- decay * ema + (1 - decay) * w                        average
+
+    Where L or |g| is not finite, all processes leave w and ema as they are.
+
+    Args:
+        runtime: this process among its peers.
+        model: wrapped by the runtime.
+        network: the same model, not wrapped.
+        objective: (model, batch, finished steps) -> loss summed over the batch.
+        gradients: adds up the gradients of all micro-batches and processes.
+        optimizer: of the network's parameters.
+        average: of its weights, or None.
+        lr: finished steps -> learning rate of the next update.
+        batch_size: images of the global batch.
+        clip_norm: bound of the global gradient norm; 0: off.
+        norm_dtype: that the squares of the global norm are added in; None: that of the gradient.
+        changing: gives the block in which weights, optimizer and average change.
+    """
+
+    runtime: Runtime
+    model: nn.Module
+    network: Model
+    objective: Objective
+    gradients: Gradients
+    optimizer: Optimizer
+    average: Average | None
+    lr: Callable[[int], float]
+    batch_size: int
+    clip_norm: float
+    norm_dtype: torch.dtype | None = None
+    changing: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def update(self, step: int, micro_batches: list[Batch], stopped: bool = False) -> "Update":
+        """Take one step after `step` finished ones, from this process's share of the global batch.
+
+        No device synchronisation: a GPU computes on while the next batch is prepared. All processes learn
+        from the sums, at the same step, that one of them was `stopped`.
+        """
+        HERE.arrive()
+        train_mode(self.model)
+        forward: Moments = []
+        sums = self.gradients(partial(self._backward, forward), step, micro_batches, stopped)
+        mean = torch.where(sums.num_images > 0, self.batch_size / sums.num_images, 1.0)
+        parameters = list(self.network.parameters())
+        norm, each = clip_gradients(parameters, self.clip_norm, scale=mean, dtype=self.norm_dtype)
+        is_finite = sums.loss.isfinite() & norm.isfinite() & (sums.num_lost == 0)
+        lr = self.lr(step)
+        with self.changing():
+            self._apply(lr, is_finite)
+        names = tuple(name for name, p in self.network.named_parameters() if p.grad is not None)
+        self.network.zero_grad(set_to_none=True)
+        numbers = torch.cat([torch.stack([*sums, norm.double()]), each.double()])
+        return Update(Fetched(numbers.detach()), lr, names, forward)
+
+    def warm_up(self, micro_batches: list[Batch]) -> None:
+        """Compute the gradients of one update and discard them, so that torch.compile compiles now."""
+        train_mode(self.model)
+        self.gradients(partial(self._backward, []), 0, micro_batches, False)
+        self.network.zero_grad(set_to_none=True)
+
+    def _backward(self, forward: Moments, batch: Batch, step: int, scale: float) -> Tensor:
+        began = moment(self.runtime.device)
+        loss = self.objective(self.model, batch, step)
+        forward.append((began, moment(self.runtime.device)))
+        self.runtime.accelerator.backward(loss * (scale / self.batch_size))
+        return loss.detach()
+
+    def _apply(self, lr: float, is_finite: Tensor) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("scale", 1.0)
+        take_step(self.optimizer, is_finite)
+        if self.average is not None:
+            self.average.update(self.network, is_finite)
+
+
+@dataclass(frozen=True)
+class AllReduced:
+    """DDP or FSDP2 add up the gradients, in an order that depends on the processes and their micro-batches.
+
+    Args:
+        runtime: of this process.
+        model: wrapped.
+        seed: of dropout, drawn by (seed, step, rank).
+    """
+
+    runtime: Runtime
+    model: nn.Module
+    seed: int
+
+    def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
+        """See `Gradients`."""
+        seed_step(self.seed, step, self.runtime.rank)
+        losses = []
+        with self.runtime.transfer.ahead(micro_batches) as coming:
+            for number, batch in enumerate(coming, start=1):
+                with synced(self.model, self.runtime.accelerator, now=number == len(micro_batches)):
+                    losses.append(backward(batch, step, self.runtime.num_processes))
+        counts = sent(batch_counts(micro_batches, stopped).sum(dim=0), self.runtime.device)
+        return Sums(*self.runtime.add(torch.cat([in_order(losses)[None], counts])))
+
+
+def batch_counts(batches: list[Batch], stopped: bool) -> Tensor:
+    """Count images, unusable ones, whether this process should stop, and batches of an outage, float64
+    `[batches, 4]`, on the host.
+    """
+    rows = [
+        [float(batch.weights.sum()), float(len(batch.bad)), float(stopped), float(bool(batch.outage))]
+        for batch in batches
+    ]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def in_order(terms: list[Tensor]) -> Tensor:
+    """Return the sum in float64, from left to right: the order decides the last bits, and `sum` has another
+    in other releases of Python.
+    """
+    total = torch.zeros_like(terms[0], dtype=torch.float64)
+    for term in terms:
+        total = total + term
+    return total
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of one update, the same on every process.
+
+    Args:
+        loss: mean over the readable images of the global batch.
+        grad_norm: global norm before clipping.
+        lr: learning rate.
+        num_bad: unreadable images.
+        stop: a process received a signal, or has no images.
+        lost: a process has no images because of an outage, and nothing was changed: the update does not
+            count.
+        skipped: loss or gradient was not finite, and nothing was changed.
+        gradient: norms `[P]` before clipping, of each parameter that has a gradient; of whole parameters also
+            where they are sharded.
+        parameters: names of those parameters, in the order of the model.
+    """
+
+    loss: float
+    grad_norm: float
+    lr: float
+    num_bad: int
+    stop: bool
+    skipped: bool = False
+    lost: bool = False
+    gradient: Tensor | None = None
+    parameters: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """The numbers, for messages."""
+        return f"loss {self.loss:g}, gradient norm {self.grad_norm:g}, learning rate {self.lr:g}"
+
+
+@dataclass(frozen=True)
+class Update:
+    """An update that the device was told to compute; `result` waits until it has.
+
+    Args:
+        numbers: float64, `Sums`, the norm of the gradient, and then of each parameter's.
+        lr: learning rate.
+        parameters: names of those that have a gradient.
+        forward: moments around each forward pass.
+    """
+
+    numbers: Fetched
+    lr: float
+    parameters: tuple[str, ...]
+    forward: Moments
+
+    def result(self) -> Result:
+        """Wait for the numbers and return them."""
+        numbers = self.numbers.wait()
+        loss_sum, num_images, num_bad, stopped, lost, norm = numbers[:6].tolist()
+        return Result(
+            loss_sum / max(1.0, num_images),
+            norm,
+            self.lr,
+            int(num_bad),
+            bool(stopped),
+            not (math.isfinite(loss_sum) and math.isfinite(norm)),
+            bool(lost),
+            numbers[6:],
+            self.parameters,
+        )
