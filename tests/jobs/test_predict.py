@@ -298,6 +298,7 @@ def test_openvino__tells_how_far_it_is_from_onnxruntime_or_is_refused(
         opened(onnx_file)
 
 
+@pytest.mark.slow
 @engines
 def test_predict__onnx_engines_report_nothing_to_their_makers(
     onnx_file: Path, engine: str, tmp_path: Path
