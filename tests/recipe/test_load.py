@@ -407,6 +407,19 @@ def test_load_recipe__a_key_of_an_earlier_release_loads_and_leaves_digests_as_th
         assert "early_stopping" not in to_toml(loaded)
 
 
+def test_load__a_removed_value_is_refused_but_in_the_recipe_of_a_run(tmp_path: Path) -> None:
+    said = "machine.sharding = 'zero1' was removed; set 'fsdp', or 'hsdp' on several machines"
+    assert refused("smoke", Override("machine.sharding", "zero1")) == f"--set: {said}"
+    text = to_toml(load_recipe("smoke", [Override("machine.sharding", "fsdp")])).replace('"fsdp"', '"zero1"')
+    assert load_recipe(write(tmp_path, "run.toml", text)).recipe == load_recipe("smoke").recipe
+    assert refused(write(tmp_path, "mine.toml", text.partition("\n")[2])).endswith(f": {said}")
+
+
+def test_load__hsdp_needs_a_number_of_copies() -> None:
+    with pytest.raises(RecipeError, match="sharding = 'hsdp' needs sharding_replicas"):
+        load_recipe("smoke", [Override("machine.sharding", "hsdp")])
+
+
 def test_load__a_rule_of_a_section_names_the_flag_of_its_key() -> None:
     given = [Override("data.path", "x", "--data"), Override("data.group_by", "(a", "--group-by")]
     with pytest.raises(RecipeError, match=r"^--group-by: data: group_by = '\(a' is not a regular expression"):

@@ -98,7 +98,7 @@ from vitctl.engine.runtime import (
     slowest,
 )
 from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
-from vitctl.engine.sharding import is_sharded, place_of, rows_of, shard_as
+from vitctl.engine.sharding import is_sharded, place_of, shard_as
 from vitctl.engine.step import (
     SKIPPED,
     AllReduced,
@@ -310,14 +310,12 @@ class Trainer(TrainStep):
             tree = LaneSum(self.lanes, runtime.rank, runtime.num_processes, runtime.nodes, beside)
             gradients = ByLanes(runtime, model, recipe.seed, tree)
         average = recipe.averaging
-        is_zero1 = getattr(machine, "sharding", "none") == "zero1"
-        rows = rows_of(model, runtime.device, runtime.num_processes) if is_zero1 else {}
         super().__init__(
             runtime=runtime,
             model=wrapped,
             unwrapped=model,
             average=Average(model, average.decay, debias=average.debias) if average.decay else None,
-            optimizer=build_optimizer(model, recipe.optimizer, rows),
+            optimizer=build_optimizer(model, recipe.optimizer),
             objective=objective,
             gradients=gradients,
             lr=learning_rate(recipe, self.total_steps, len(images.train)),

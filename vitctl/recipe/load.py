@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from vitctl.errors import RecipeError, explaining
-from vitctl.recipe.schema import JOBS, RENAMED, Recipe
+from vitctl.recipe.schema import JOBS, REMOVED_VALUES, RENAMED, Recipe
 from vitctl.system.address import value_without_queries, without_queries
 from vitctl.system.files import RECIPE_LINE, parse_toml, read_toml
 from vitctl.system.text import count_text, did_you_mean, has_control, nearest, one_line
@@ -211,6 +211,12 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     values, text = read_toml(path, error=RecipeError)
     lines = _line_numbers(text)
+    if RESOLVED.match(text):  # of a run, perhaps of an earlier release
+        for (key, value), (instead, _) in REMOVED_VALUES.items():
+            table, _, name = key.rpartition(".")
+            inside = values.get(table)
+            if isinstance(inside, dict) and inside.get(name) == value:
+                inside[name] = instead
     for key, new in RENAMED.items():
         table, _, old = key.rpartition(".")
         inside = values.get(table)
@@ -314,6 +320,8 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
                 else _suggest(leaf, known)
             )
             return f"{where}: unknown key {key}{hint or '; known here: ' + ', '.join(known)}"
+        case "literal_error" if isinstance(value, str) and (key, value) in REMOVED_VALUES:
+            return f"{where}: {key} = {value!r} was removed; {REMOVED_VALUES[key, value][1]}"
         case "missing":
             return f"{where}: {key} is missing; set it in the recipe, or override it"
         case "model_type":
