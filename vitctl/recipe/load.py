@@ -11,8 +11,9 @@ from pydantic_core import ErrorDetails
 
 from vitctl.errors import RecipeError, explaining
 from vitctl.recipe.schema import JOBS, REMOVED_VALUES, RENAMED, Recipe
+from vitctl.system import limits
 from vitctl.system.address import value_without_queries, without_queries
-from vitctl.system.files import RECIPE_LINE, parse_toml, read_toml
+from vitctl.system.files import parse_toml, read_toml
 from vitctl.system.text import count_text, did_you_mean, has_control, nearest, one_line
 
 MAX_PARENTS = 16
@@ -94,10 +95,10 @@ def parse_override(text: str) -> Override:
     key, found, value = text.partition("=")
     if not found or not key.strip():
         raise RecipeError(f"--set {text}: write it as section.key=value, e.g. --set optimizer.lr=0.001")
-    if len(text) > RECIPE_LINE.limit:
+    if len(text) > limits.RECIPE_LINE:
         raise RecipeError(
-            f"--set {one_line(text[:40])}...: {len(text):,} characters, should be at most {RECIPE_LINE}; "
-            f"write it into a recipe"
+            f"--set {one_line(text[:40])}...: {len(text):,} characters, should be at most "
+            f"{limits.RECIPE_LINE:,}; write it into a recipe"
         )
     try:
         parsed = parse_toml(f"value = {value}")

@@ -30,8 +30,7 @@ from vitctl.data.shards.index import has_label
 from vitctl.data.source.order import Lanes, SampleOrder, micro_batches, own_slots, share
 from vitctl.data.source.views import Source, read_together, sample_key
 from vitctl.errors import DataError
-from vitctl.system import files
-from vitctl.system.files import HELD
+from vitctl.system import limits
 from vitctl.system.process import HERE, release_lock
 from vitctl.system.remote import GaveUpError
 
@@ -384,7 +383,7 @@ def _batch(
         with _recorded(bad, row):
             opened[row] = open_sample(row, int(samples[row]))
         num_bytes = sum(held for _, held in opened.values())
-        if len(opened) == _OPEN_IMAGES or num_bytes > HELD.limit:
+        if len(opened) == _OPEN_IMAGES or num_bytes > limits.HELD:
             transform_opened()
     transform_opened()
     images[weights == 0] = 0
@@ -413,7 +412,6 @@ def _recorded(bad: dict[int, str], row: int) -> Iterator[None]:
 def _batches(
     samples: Dataset[Batch], positions: Iterator[list[int]], num_workers: int, pinned: bool
 ) -> Iterator[Batch]:
-    files.check_limits()
     loader: DataLoader[Any] = DataLoader(
         samples,
         batch_sampler=positions,
