@@ -223,25 +223,21 @@ def write_json(path: Path, value: Any) -> Path:
     )
 
 
-RAW_CSV = "VITCTL_CSV_AS_IT_IS"
-
-
 def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
     """Write a table atomically, in UTF-8 with Unix line ends; the first row is the header.
 
     Text that a spreadsheet would read as a formula gets a leading quote, and control characters become
-    escapes. VITCTL_CSV_AS_IT_IS=1 writes every cell unchanged, for programs.
+    escapes.
     """
     return write_text(path, csv_text(rows))
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
     """Return the lines of a table as `write_csv` writes them."""
-    is_raw = os.environ.get(RAW_CSV, "") not in ("", "0")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
-        writer.writerow(row if is_raw else [_safe_cell(cell) for cell in row])
+        writer.writerow([_safe_cell(cell) for cell in row])
     return text.getvalue()
 
 
