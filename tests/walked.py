@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -25,13 +26,15 @@ RECORDS = ("recipe/write.py", "engine/journal.py")  # they write the rate to fil
 class Walk:
     """What a command has entered.
 
-    `files`: all of them. `image`: between the request for the first batch and its loss. `lr`: files that hold
-    the learning rate in a variable, or read it from the recipe. `index_reads`: calls of `read_index`.
+    `files`: all of them; `calls`: by function. `image`: between the request for the first batch and its loss.
+    `lr`: files that hold the learning rate in a variable, or read it from the recipe. `index_reads`: calls of
+    `read_index`.
     """
 
     def __init__(self, out: Path) -> None:
         self.out = out
         self.files: dict[str, None] = {}
+        self.calls = Counter[str]()
         self.image: dict[str, None] = {}
         self.lr: dict[str, None] = {}
         self.index_reads = 0
@@ -41,7 +44,7 @@ class Walk:
         """Write the result."""
         names = ("files", "image", "lr")
         lists = {name: list(getattr(self, name)) for name in names}
-        self.out.write_text(json.dumps(lists | {"index_reads": self.index_reads}))
+        self.out.write_text(json.dumps(lists | {"index_reads": self.index_reads, "calls": self.calls}))
 
     def see(self, frame: FrameType, event: str, _: Any) -> None:
         """Note a call or a return, as `sys.setprofile` reports it."""
@@ -54,6 +57,7 @@ class Walk:
             self.sees_image &= code.co_name != "classification_loss"
             return
         self.files[name] = None
+        self.calls[f"{name} {code.co_qualname}"] += 1
         self.index_reads += code.co_name == "read_index"
         if code.co_name == "take":  # the loop asks for the first batch
             self.sees_image = True

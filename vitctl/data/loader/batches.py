@@ -371,6 +371,7 @@ def _batch(
     weights = np.zeros(len(samples), np.float32)
     bad: dict[int, str] = {}
     opened: dict[int, Opened] = {}
+    held = 0
 
     def transform_opened() -> None:
         for row in list(opened):
@@ -382,9 +383,10 @@ def _batch(
     for row in np.flatnonzero(samples != PADDING).tolist():
         with _recorded(bad, row):
             opened[row] = open_sample(row, int(samples[row]))
-        num_bytes = sum(held for _, held in opened.values())
-        if len(opened) == _OPEN_IMAGES or num_bytes > limits.HELD:
+            held += opened[row][1]
+        if len(opened) == _OPEN_IMAGES or held > limits.HELD:
             transform_opened()
+            held = 0
     transform_opened()
     images[weights == 0] = 0
     for row in bad:
