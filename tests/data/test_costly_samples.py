@@ -95,7 +95,7 @@ def test_pictures__no_more_than_a_gibibyte(mode: str, kind: str, size: tuple[int
 
 
 def test_pictures__memory_is_counted_by_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VITCTL_MAX_PICTURE", "1")
+    monkeypatch.setattr("vitctl.system.limits.PICTURE", 2**20)
     decode(encoded("RGB", "PNG", (290, 300)))
     for kind in ("PNG", "WEBP", "GIF", "TIFF", "BMP"):
         with pytest.raises(BadSample, match=r"too large: 310x300 pixels need 1 MiB|too large: 310x300"):
@@ -127,7 +127,7 @@ def test_batches__pictures_in_flight_are_bounded(tmp_path: Path, monkeypatch: py
     """16 WEBPs of a few kilobytes were all decoded before the first was used: 6 GB."""
     data = encoded("RGB", "WEBP", (1000, 1000), method=0)
     index = store([Item(str(n), 0, lambda: data) for n in range(16)], tmp_path / "train", ("a",))
-    monkeypatch.setenv("VITCTL_MAX_HELD", "4")
+    monkeypatch.setattr("vitctl.system.limits.HELD", 4 * 2**20)
 
     def epoch() -> None:
         batches = train_batches(

@@ -54,7 +54,7 @@ def pictures() -> tuple[bytes, ...]:
 
 @pytest.mark.parametrize("num_examples", EXAMPLES)
 def test_images__a_bad_sample_or_pixels(num_examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VITCTL_MAX_PIXELS", str(2**20))
+    monkeypatch.setattr("vitctl.system.limits.PIXELS", 2**20)
 
     def check(data: bytes) -> str:
         try:

@@ -104,14 +104,7 @@ SUMS = 2 * 4 * P * 63 / 64 / (25e9 / 8)  # the same twice, in a ring of nodes
         ("ddp", {}, COMPUTED + 2 * RING - 2 / 3 * COMPUTED),
         ("ddp", {"machine.micro_batch": 4}, COMPUTED + 2 * RING - 2 / 3 * COMPUTED / 2),
         ("ddp", {"machine.micro_batch": 3}, COMPUTED + 2 * RING - 2 / 3 * COMPUTED / 3),
-        # New weights of zero1 follow the update, and nothing hides them.
-        ("ddp", {"machine.sharding": "zero1"}, COMPUTED + 3 * RING - 2 / 3 * COMPUTED),
         ("lanes", {}, COMPUTED + SUMS - 2 / 3 * COMPUTED),
-        (
-            "lanes",
-            {"machine.sharding": "zero1"},
-            COMPUTED + SUMS + RING - 2 / 3 * COMPUTED,
-        ),
         (
             "lanes",
             {"schedule.leaf_images": 4},
@@ -131,9 +124,8 @@ def test_seconds__what_the_last_backward_pass_does_not_hide_is_added(
     assert one.seconds.step == pytest.approx(seconds, rel=1e-5)
     assert one.seconds.computation == pytest.approx(COMPUTED, rel=1e-5)
     assert one.run_seconds == pytest.approx(1_035_644 * seconds, rel=1e-5)
-    fast = plan(how, Link(400, 8), **values)  # computation hides all but what follows the update
-    after = RING * 25 / 3200 if values.get("machine.sharding") == "zero1" else 0
-    assert fast.seconds.step == pytest.approx(COMPUTED + after, rel=1e-5)
+    fast = plan(how, Link(400, 8), **values)  # computation hides all
+    assert fast.seconds.step == pytest.approx(COMPUTED, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +207,7 @@ def test_expected__the_step_is_that_of_the_recipe() -> None:
     assert expected_step(**{"machine.checkpoint_blocks": 2}) == replace(
         usual, again=pytest.approx(0.5 / 3, rel=0.01)
     )
-    for how, shards in (("zero1", 512), ("fsdp", 512), ("hsdp", 8)):
+    for how, shards in (("fsdp", 512), ("hsdp", 8)):
         values = {"machine.sharding": how, "machine.sharding_replicas": 64 if how == "hsdp" else 1}
         assert expected_step(**values) == replace(usual, shards=shards)
     # 4,096 images do not fit at a time: the plan's passes are as large as fit.
@@ -259,12 +251,6 @@ def test_length__shards_that_the_cache_holds_are_fetched_in_the_first_epoch(
     data = 16 * 2**30 / 70 / (0.001e9 / 8)
     assert part.run_seconds == none.run_seconds == pytest.approx(20 * data)
     assert whole.run_seconds == pytest.approx(5 * data + 15 * whole.seconds.computation)
-
-
-def test_zero1__divides_the_moments_and_gathers_the_weights() -> None:
-    whole, cut = plan("ddp"), plan("ddp", **{"machine.sharding": "zero1"})
-    assert cut.memory == whole.memory | {"moments": -(-8 * P // 512)}
-    assert cut.sent_bytes == pytest.approx(1.5 * whole.sent_bytes)
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -14,6 +14,7 @@ import typer
 
 from vitctl.cli import completion
 from vitctl.cli.flags import Workers
+from vitctl.system import limits
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import bytes_text, count_text, one_line, typed
 
@@ -387,10 +388,10 @@ def index(
 
 def _class_names(file: Path) -> list[str]:
     from vitctl.errors import DataError
-    from vitctl.system.files import LIST_FILE, read_bytes
+    from vitctl.system.files import read_bytes
 
     try:
-        return read_bytes(file, LIST_FILE.limit, error=DataError).decode("utf-8-sig").splitlines()
+        return read_bytes(file, limits.LIST_FILE, error=DataError).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise DataError(
             f"--classes {file}: not UTF-8 text; give a text file with one class name per line"

@@ -44,7 +44,7 @@ from vitctl.engine.runtime import (
     num_workers,
 )
 from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
-from vitctl.engine.sharding import place_of, rows_of, shard_as
+from vitctl.engine.sharding import place_of, shard_as
 from vitctl.engine.state import RunState, computed_on
 from vitctl.engine.trainer import Trainer
 from vitctl.engine.update import AllReduced, Gradients, TrainStep
@@ -247,9 +247,7 @@ def assembled(
         flops,
         run.stop,
     )
-    ema, is_zero1 = recipe.averaging, getattr(machine, "sharding", "none") == "zero1"
-    rows = rows_of(model, runtime.device, runtime.num_processes) if is_zero1 else {}
-    optimizer = build_optimizer(model, recipe.optimizer, rows)
+    ema, optimizer = recipe.averaging, build_optimizer(model, recipe.optimizer)
     kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
     saver = Saver(run.folder / CHECKPOINTS, model.config, meta, *kept, journal=run.journal)
     writes = runtime.is_main

@@ -80,7 +80,8 @@ from vitctl.models.weights.meta import (
 )
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain
-from vitctl.system.files import TABLE, read_bytes, write_csv
+from vitctl.system import limits
+from vitctl.system.files import read_bytes, write_csv
 from vitctl.system.text import one_line, same_name
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
@@ -531,7 +532,7 @@ def read_thresholds(path: str, rule: LabelRule) -> np.ndarray:
         return np.full(len(names), 0.5)
     if not rule.has_label_sets:
         raise DataError("evaluation.thresholds is for images with several labels each; leave it out")
-    text = read_bytes(Path(path), TABLE.limit, error=DataError).decode("utf-8-sig", errors="replace")
+    text = read_bytes(Path(path), limits.TABLE, error=DataError).decode("utf-8-sig", errors="replace")
     try:
         rows = {same_name(row["class"]): float(row["threshold"]) for row in csv.DictReader(io.StringIO(text))}
     except (KeyError, TypeError, ValueError):

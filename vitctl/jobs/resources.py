@@ -106,7 +106,7 @@ def expected(
         plain=plain,
         slots=OPTIMIZERS[recipe.optimizer.name].slots,
         averaging=recipe.averaging.decay > 0,
-        shards=m.processes if m.sharding == "zero1" else m.shards(m.processes),
+        shards=m.shards(m.processes),
         again=computed_again(config, recipe),
         teacher=teacher,
     )
@@ -176,7 +176,7 @@ class Memory:
         fixed = {
             "weights": -(-wide * parameters // shards),
             "gradients": -(-wide * trained // shards),
-            "moments": -(-wide * slots * trained // (m.processes if m.sharding == "zero1" else shards)),
+            "moments": -(-wide * slots * trained // shards),
             "averages": -(-wide * averaging * trained // shards),
             "bf16 copies": converted_bytes(
                 config, precision, m.checkpoint_blocks, gathers_bf16=is_cut and narrow, frozen=frozen
@@ -300,12 +300,11 @@ def busiest(recipe: Pretrain | Finetune, micro_batch: int) -> tuple[int, int]:
 
 class Traffic(NamedTuple):
     """Bytes that a node sends to others in a step: weights that are gathered in every pass and in its
-    backward pass, gradients in the last backward pass, and new weights after the update.
+    backward pass, and gradients in the last backward pass.
     """
 
     gathered: float = 0.0
     gradients: float = 0.0
-    update: float = 0.0
 
 
 def traffic_bytes(
@@ -323,14 +322,13 @@ def traffic_bytes(
         return Traffic()
     local, shards = m.processes // nodes, m.shards(m.processes)
     ring = size * (1 - 1 / m.processes)
-    update = ring * (m.sharding == "zero1")
     if lanes := lanes_of(recipe, m.processes):
         own = [lanes.owned(rank, m.processes) for rank in range(local * nodes)]
         of_nodes = (range(own[i].start, own[i + local - 1].stop) for i in range(0, len(own), local))
         size *= max(len(subtrees(lanes.tree, node)) for node in of_nodes) + 1
-        return Traffic(0.0, size * (1 - 1 / nodes), update)
+        return Traffic(0.0, size * (1 - 1 / nodes))
     if shards == 1:
-        return Traffic(0.0, 2 * ring, update)
+        return Traffic(0.0, 2 * ring)
     copies = m.processes // shards
     between = 2 * size * (1 - 1 / copies) * min(1.0, local / shards)  # the copies add up their parts
     if shards <= local:
@@ -377,8 +375,7 @@ def step_seconds(
 
     All processes wait for the one with the most images. Gradients are sent during the last backward pass of
     a step, two thirds of its computation divided by the passes, and weights of FSDP are gathered in every
-    pass: there, and in all of the step before it, the longer of computation and network counts. All of the
-    time in which zero1 gathers the new weights, after the update, is added.
+    pass: there, and in all of the step before it, the longer of computation and network counts.
 
     Args:
         flops: of a step, without what is computed again.
@@ -394,9 +391,9 @@ def step_seconds(
     m, batch, (images, passes) = recipe.machine, recipe.schedule.batch_size, most
     flops *= images * m.processes / batch
     computed = flops / usable_flops(m, device, mfu) if device else 0.0
-    gathered, gradients, update = (size / link.bytes_per_second for size in sent)
+    gathered, gradients = (size / link.bytes_per_second for size in sent)
     last = 2 / 3 * computed / passes
     before = max(computed - last, gathered * (1 - 1 / (2 * passes)))
-    busy = before + max(last, gathered / (2 * passes) + gradients) + update
+    busy = before + max(last, gathered / (2 * passes) + gradients)
     fetched = batch / nodes * read.per_image * read.amplification if read else 0.0
-    return Seconds(computed, gathered + gradients + update, busy, fetched / link.bytes_per_second)
+    return Seconds(computed, gathered + gradients, busy, fetched / link.bytes_per_second)

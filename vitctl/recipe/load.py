@@ -10,9 +10,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from vitctl.errors import RecipeError, explaining
-from vitctl.recipe.schema import JOBS, REMOVED, RENAMED, Recipe
+from vitctl.recipe.schema import JOBS, REMOVED, REMOVED_VALUES, RENAMED, Recipe
+from vitctl.system import limits
 from vitctl.system.address import value_without_queries, without_queries
-from vitctl.system.files import RECIPE_LINE, parse_toml, read_toml
+from vitctl.system.files import parse_toml, read_toml
 from vitctl.system.text import count_text, did_you_mean, has_control, nearest, one_line
 
 MAX_PARENTS = 16
@@ -94,10 +95,10 @@ def parse_override(text: str) -> Override:
     key, found, value = text.partition("=")
     if not found or not key.strip():
         raise RecipeError(f"--set {text}: write it as section.key=value, e.g. --set optimizer.lr=0.001")
-    if len(text) > RECIPE_LINE.limit:
+    if len(text) > limits.RECIPE_LINE:
         raise RecipeError(
-            f"--set {one_line(text[:40])}...: {len(text):,} characters, should be at most {RECIPE_LINE}; "
-            f"write it into a recipe"
+            f"--set {one_line(text[:40])}...: {len(text):,} characters, should be at most "
+            f"{limits.RECIPE_LINE:,}; write it into a recipe"
         )
     try:
         parsed = parse_toml(f"value = {value}")
@@ -211,6 +212,12 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     values, text = read_toml(path, error=RecipeError)
     lines = _line_numbers(text)
+    if RESOLVED.match(text):  # of a run, perhaps of an earlier release
+        for (key, value), (instead, _) in REMOVED_VALUES.items():
+            table, _, name = key.rpartition(".")
+            inside = values.get(table)
+            if isinstance(inside, dict) and inside.get(name) == value:
+                inside[name] = instead
     for key, new in RENAMED.items():
         table, _, old = key.rpartition(".")
         inside = values.get(table)
@@ -322,6 +329,8 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
                 else _suggest(leaf, known)
             )
             return f"{where}: unknown key {key}{hint or '; known here: ' + ', '.join(known)}"
+        case "literal_error" if isinstance(value, str) and (key, value) in REMOVED_VALUES:
+            return f"{where}: {key} = {value!r} was removed; {REMOVED_VALUES[key, value][1]}"
         case "missing":
             return f"{where}: {key} is missing; set it in the recipe, or override it"
         case "model_type":

@@ -159,10 +159,10 @@ class TrainMachine(NetworkMachine):
 class ShardedMachine(TrainMachine):
     """[machine] of the jobs that may train a model too large for one device."""
 
-    sharding: Literal["none", "zero1", "hsdp", "fsdp"] = knob(
+    sharding: Literal["none", "hsdp", "fsdp"] = knob(
         "none",
-        "none: each process has all (DDP); zero1: a part of the optimizer state; fsdp: also of weights and "
-        "gradients (FSDP2); hsdp: fsdp within each of sharding_replicas groups of processes",
+        "none: each process has all (DDP); fsdp: a part of weights, gradients and optimizer state (FSDP2); "
+        "hsdp: fsdp within each of sharding_replicas groups of processes",
     )
     sharding_replicas: int = knob(
         1,
@@ -184,7 +184,7 @@ class ShardedMachine(TrainMachine):
     @property
     def divides_model(self) -> bool:
         """Whether no process has all weights."""
-        return self.sharding in ("fsdp", "hsdp")
+        return self.sharding != "none"
 
     def shards(self, processes: int) -> int:
         """Parts that each copy of the model is cut into.
@@ -192,13 +192,13 @@ class ShardedMachine(TrainMachine):
         Raises:
             LaunchError: there is one process, or the processes cannot be divided so.
         """
-        if self.sharding != "none" and processes == 1:
+        if not self.divides_model:
+            return 1
+        if processes == 1:
             raise LaunchError(
                 f"machine.sharding = '{self.sharding}' divides a model over several processes, and there is "
                 f"one; give --processes, or set machine.sharding = 'none'"
             )
-        if not self.divides_model:
-            return 1
         if processes % self.sharding_replicas:
             raise LaunchError(
                 f"machine.sharding_replicas = {self.sharding_replicas}: {processes} "
@@ -556,6 +556,12 @@ class Suite(Section):
 
 
 # Keys of earlier releases, which the recipes of their runs have. Digests of recipes keep these names.
+# (Key, value) of earlier releases: how the recipe of a run that has it is read, and what to do otherwise.
+REMOVED_VALUES = {
+    ("machine.sharding", "zero1"): ("none", "set 'fsdp', or 'hsdp' on several machines"),
+}
+
+
 RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
 
 
@@ -636,14 +642,6 @@ class TrainRecipe(SeededRecipe):
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
     known: Known = Known()
-
-    @model_validator(mode="after")
-    def _norms_are_of_whole_tensors(self) -> Self:
-        if getattr(self.machine, "sharding", "none") == "zero1" and self.optimizer.name == "lamb":
-            raise ValueError(
-                "machine.sharding = 'zero1' would round the norms of lamb otherwise; set 'none' or 'fsdp'"
-            )
-        return self
 
     @property
     def needs_labels(self) -> bool:

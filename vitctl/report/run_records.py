@@ -13,7 +13,7 @@ from vitctl.jobs.record.result import RunResult, read_own_records, read_result
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.write import written_name
 from vitctl.report.sweep_table import TABLE
-from vitctl.system.files import RECIPE as RECIPE_SIZE
+from vitctl.system import limits
 from vitctl.system.files import inside, read_bytes
 
 _MAX_LAUNCH_BYTES = 2**16
@@ -132,7 +132,7 @@ def read_run(folder: Path, name: str) -> RunRecords:
         return read_bytes(file, limit, error=CheckpointError).decode(errors="replace")
 
     recipe, environment, launch = folder / RECIPE, folder / ENVIRONMENT, folder / LAUNCH
-    recipe_text = attempt(lambda: text(recipe, RECIPE_SIZE.limit), "")
+    recipe_text = attempt(lambda: text(recipe, limits.RECIPE), "")
     env = attempt(lambda: read_run_json(environment), {}) if environment.exists() else {}
     return RunRecords(
         folder,

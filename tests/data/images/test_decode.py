@@ -76,9 +76,9 @@ def test_decode__bad_bytes_have_a_reason(data: bytes, reason: str, message: str)
 
 def test_decode__limit_is_exact_and_holds_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(Image.new("L", (40, 30)))
-    monkeypatch.setenv("VITCTL_MAX_PIXELS", "1200")
+    monkeypatch.setattr("vitctl.system.limits.PIXELS", 1200)
     assert decode(data).shape == (30, 40, 3)
-    monkeypatch.setenv("VITCTL_MAX_PIXELS", "1199")
+    monkeypatch.setattr("vitctl.system.limits.PIXELS", 1199)
     with pytest.raises(BadSample, match="too large: 40x30 pixels, should be at most 1,199"):
         decode(data)
 

@@ -34,7 +34,6 @@ from vitctl.data.shards.tar import (
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item
 from vitctl.errors import DataError
-from vitctl.system.files import Bound
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0."), min_size=1, max_size=160)
 SAMPLES = st.lists(
@@ -265,7 +264,7 @@ def test_scan__refuses(tmp_path: Path, members: list[Member | tarfile.TarInfo], 
 
 
 def test_scan__refuses_large_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.data.shards.tar.IMAGE_FILE", Bound("image_file", 4, "B", ""))
+    monkeypatch.setattr("vitctl.system.limits.IMAGE_FILE", 4)
     with pytest.raises(DataError, match=r"'a.jpg' has 5 bytes, should have at most 4"):
         read_shard(write_tar(tmp_path / "s.tar", [("a.jpg", b"12345"), CLASS]))
 

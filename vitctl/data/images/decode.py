@@ -35,7 +35,7 @@ from vitctl.data.images.jpeg import (
 )
 from vitctl.data.images.pixel_digest import is_flat
 from vitctl.errors import DataError
-from vitctl.system.files import PICTURE, PIXELS, SCANNED, SCANS
+from vitctl.system import limits
 from vitctl.system.process import acquire
 
 # Pillow's plugins by `image_extension`; a file is opened by the one of its signature.
@@ -282,7 +282,7 @@ def _pillow_problems(plugin: str = "image") -> Iterator[None]:
             unknown = f"Pillow cannot open this {plugin}: convert it to PNG, if it is not damaged"
             raise BadSample("damaged", unknown) from None
         except Image.DecompressionBombError:
-            raise BadSample("too large", f"should be at most {PIXELS} pixels") from None
+            raise BadSample("too large", f"should be at most {limits.PIXELS:,} pixels") from None
         except Exception as error:  # Pillow's plugins raise a dozen types for damaged files
             reason = "truncated" if isinstance(error, EOFError) or "truncated" in str(error) else "damaged"
             raise BadSample(reason, " ".join(str(error).split())) from None
@@ -295,13 +295,13 @@ def _check_cost(width: int, height: int, num_bytes: int) -> int:
     """
     if not width * height:
         raise BadSample("not an image", f"{width}x{height} pixels")
-    if width * height > PIXELS.limit:
-        raise BadSample("too large", f"{width}x{height} pixels, should be at most {PIXELS}")
-    if num_bytes > PICTURE.limit:
+    if width * height > limits.PIXELS:
+        raise BadSample("too large", f"{width}x{height} pixels, should be at most {limits.PIXELS:,}")
+    if num_bytes > limits.PICTURE:
         raise BadSample(
             "too large",
             f"{width}x{height} pixels need {num_bytes >> 20} MiB to decode, should be at most "
-            f"{PICTURE.limit >> 20} ({PICTURE.variable})",
+            f"{limits.PICTURE >> 20} MiB",
         )
     return num_bytes
 
@@ -322,10 +322,11 @@ def _check_scans(data: bytes, num_pixels: int) -> None:
     Raises BadSample above the limit.
     """
     scans = num_scans(data)
-    if scans > SCANS.limit or (scans > 1 and scans * num_pixels > SCANNED.limit):
-        bounds = f"{SCANS.variable}, {SCANNED.variable}"
+    if scans > limits.SCANS or (scans > 1 and scans * num_pixels > limits.SCANNED):
         raise BadSample(
-            "too large", f"a JPEG with {scans} scans of {num_pixels} pixels, more than is allowed ({bounds})"
+            "too large",
+            f"a JPEG with {scans} scans of {num_pixels} pixels, should be at most {limits.SCANS} scans, and "
+            f"{limits.SCANNED:,} pixels in all of them",
         )
 
 
@@ -435,8 +436,8 @@ def without_heic(data: bytes) -> bytes:
     try:
         opened = pillow_heif.open_heif(io.BytesIO(data), convert_hdr_to_8bit=True)
         width, height = opened.size
-        if width * height > PIXELS.limit:
-            raise BadSample("too large", f"{width}x{height} pixels, should be at most {PIXELS}")
+        if width * height > limits.PIXELS:
+            raise BadSample("too large", f"{width}x{height} pixels, should be at most {limits.PIXELS:,}")
         image = opened.to_pillow()
     except (ValueError, RuntimeError, EOFError, OSError, SyntaxError) as error:
         raise BadSample("damaged", " ".join(str(error).split())) from None

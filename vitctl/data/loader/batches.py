@@ -30,8 +30,7 @@ from vitctl.data.shards.index import has_label
 from vitctl.data.source.order import Lanes, SampleOrder, micro_batches, own_slots, share
 from vitctl.data.source.views import Source, read_together, sample_key
 from vitctl.errors import DataError
-from vitctl.system import files
-from vitctl.system.files import HELD
+from vitctl.system import limits
 from vitctl.system.process import HERE, release_lock
 from vitctl.system.remote import GaveUpError
 
@@ -387,6 +386,7 @@ def _batch(
     weights = np.zeros(len(samples), np.float32)
     bad: dict[int, str] = {}
     opened: dict[int, Opened] = {}
+    held = 0
 
     def transform_opened() -> None:
         for row in list(opened):
@@ -398,9 +398,10 @@ def _batch(
     for row in np.flatnonzero(samples != PADDING).tolist():
         with _recorded(bad, row):
             opened[row] = open_sample(row, int(samples[row]))
-        num_bytes = sum(held for _, held in opened.values())
-        if len(opened) == _OPEN_IMAGES or num_bytes > HELD.limit:
+            held += opened[row][1]
+        if len(opened) == _OPEN_IMAGES or held > limits.HELD:
             transform_opened()
+            held = 0
     transform_opened()
     images[weights == 0] = 0
     for row in bad:
@@ -428,7 +429,6 @@ def _recorded(bad: dict[int, str], row: int) -> Iterator[None]:
 def _batches(
     samples: Dataset[Batch], positions: Iterator[list[int]], num_workers: int, pinned: bool
 ) -> Iterator[Batch]:
-    files.check_limits()
     loader: DataLoader[Any] = DataLoader(
         samples,
         batch_sampler=positions,

@@ -25,10 +25,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, St
 
 from vitctl.data.shards.tar import ROW, Fields, Scan, padded
 from vitctl.errors import DataError
+from vitctl.system import limits
 from vitctl.system.address import without_queries
 from vitctl.system.files import (
-    CLASSES,
-    INDEX,
     atomic_write,
     error_text,
     file_state,
@@ -213,7 +212,7 @@ def read_index(folder: Path, base: str = "") -> Index:
     """
     path = folder / INDEX_FILE
     try:
-        text = read_bytes(path, INDEX.limit, error=DataError)
+        text = read_bytes(path, limits.INDEX, error=DataError)
     except DataError as error:
         raise DataError(f"{error}; should be an index of shards") from None
     fields = parse_json(text, path, error=DataError)
@@ -518,8 +517,10 @@ def _class_names(
         )
     if names is None:
         names = embedded.pop() or None
-    if names is None and needed > CLASSES.limit:
-        raise DataError(f"{folder}: label {needed - 1} of classes without names, should be below {CLASSES}")
+    if names is None and needed > limits.CLASSES:
+        raise DataError(
+            f"{folder}: label {needed - 1} of classes without names, should be below {limits.CLASSES:,}"
+        )
     names = [str(label) for label in range(needed)] if names is None else list(map(same_name, names))
     if needed > len(names):
         raise DataError(f"{folder}: label {needed - 1} has no name, {len(names)} class names were given")

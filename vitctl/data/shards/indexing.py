@@ -19,17 +19,9 @@ import numpy as np
 from vitctl.data.shards.index import INDEX_FILE, Index, Shard, write_index
 from vitctl.data.shards.tar import Fields, Scan, read_shard
 from vitctl.errors import DataError
+from vitctl.system import limits
 from vitctl.system.address import without_queries
-from vitctl.system.files import (
-    INDEX,
-    SHARD,
-    atomic_write,
-    file_state,
-    lock_alone,
-    open_lock,
-    parsing,
-    read_json,
-)
+from vitctl.system.files import atomic_write, file_state, lock_alone, open_lock, parsing, read_json
 from vitctl.system.pool import Done, Progress, counted, run_tasks
 from vitctl.system.remote import Span, copy, is_remote, transfer
 from vitctl.system.text import count_text, one_line
@@ -183,7 +175,7 @@ class _Job:
         version = first.etag, first.num_bytes
         with tempfile.NamedTemporaryFile(prefix=".shard.", suffix=".partial", dir=self.parts) as file:
             try:
-                spans = copy(first.url, file, SHARD.limit, num_bytes=version[1])
+                spans = copy(first.url, file, limits.SHARD, num_bytes=version[1])
                 file.flush()
                 if {(one.etag or version[0], one.num_bytes or version[1]) for one in spans} != {version}:
                     raise DataError(
@@ -228,7 +220,7 @@ def check_same_shards(out: Path, names: Sequence[str]) -> None:
     path = out / INDEX_FILE
     if not path.exists():
         return
-    fields = read_json(path, INDEX.limit, error=DataError)
+    fields = read_json(path, limits.INDEX, error=DataError)
     listed = fields.get("shards") if isinstance(fields, dict) else None
     shards = listed if isinstance(listed, list) else []
     others = {str(shard.get("name")) for shard in shards if isinstance(shard, dict)} - set(names)

@@ -29,10 +29,9 @@ from vitctl.data.source.splits import ROLES, read_exclusion, without_excluded
 from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source, class_zero_note, subset, unlabelled_samples
 from vitctl.errors import DataError
+from vitctl.system import limits
 from vitctl.system.address import without_queries
 from vitctl.system.files import (
-    INDEX,
-    SHARD_LIST,
     atomic_write,
     cache_folder,
     inside,
@@ -234,7 +233,7 @@ def _listed(text: str) -> Iterable[str]:
         return [part.strip() for part in re.split(r",(?![^{]*\})", text) if part.strip()]
     path = Path(text[1:])
     try:
-        lines = read_bytes(path, SHARD_LIST.limit, error=DataError).decode("utf-8-sig").splitlines()
+        lines = read_bytes(path, limits.SHARD_LIST, error=DataError).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: cannot be read ({error}); should be a text file with a shard per line"
@@ -478,10 +477,10 @@ def _update_index(url: str, folder: Path, since: float) -> None:
     cached = b""
     with suppress(DataError):
         open_index(folder, url)
-        cached = read_bytes(folder / INDEX_FILE, INDEX.limit, error=DataError)
+        cached = read_bytes(folder / INDEX_FILE, limits.INDEX, error=DataError)
     try:
         patience = FIRST_SECONDS if cached else None
-        text = read_file(f"{url}/{INDEX_FILE}", INDEX.limit, patience=patience, since=since)
+        text = read_file(f"{url}/{INDEX_FILE}", limits.INDEX, patience=patience, since=since)
         if text != cached:
             _fetch_index(url, folder, text)
     except GaveUpError as error:

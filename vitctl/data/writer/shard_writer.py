@@ -22,7 +22,8 @@ from vitctl.data.source.order import Order
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item, Originals, read_item
 from vitctl.errors import DataError, refuse
-from vitctl.system.files import IMAGE_FILE, atomic_write, inside, lock_alone, opened_folder, write_text
+from vitctl.system import limits
+from vitctl.system.files import atomic_write, inside, lock_alone, opened_folder, write_text
 from vitctl.system.pool import Done, Progress, counted, run_each, run_tasks
 from vitctl.system.text import breaks_line, count_text, one_line
 
@@ -297,8 +298,8 @@ class _Job:
         if extension is None:
             reason, what = refusal(data)
             raise DataError(f"{item.key}: {reason}: {what}; remove it, or leave it out with --bad skip")
-        if len(data) > IMAGE_FILE.limit:
-            raise DataError(f"{item.key}: {len(data)} bytes, should have at most {IMAGE_FILE.limit}")
+        if len(data) > limits.IMAGE_FILE:
+            raise DataError(f"{item.key}: {len(data)} bytes, should have at most {limits.IMAGE_FILE}")
         if self.reencode and extension == "jpg":
             try:
                 data = self.reencode(data)

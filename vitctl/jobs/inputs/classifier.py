@@ -38,7 +38,8 @@ from vitctl.models.weights.meta import (
 )
 from vitctl.recipe.schema import Evaluate
 from vitctl.recipe.sections import WeightsSource
-from vitctl.system.files import WEIGHTS, parse_json
+from vitctl.system import limits
+from vitctl.system.files import parse_json
 from vitctl.system.text import count_text, one_line
 
 LOGITS, FEATURES = "logits", "features"
@@ -187,8 +188,10 @@ class OnnxNetwork:
 
         if not path.is_file():
             raise CheckpointError(f"{path}: no such ONNX file; write one with `vitctl export --to onnx`")
-        if path.stat().st_size > WEIGHTS.limit:
-            raise CheckpointError(f"{path}: {path.stat().st_size:,} bytes, should be at most {WEIGHTS}")
+        if path.stat().st_size > limits.WEIGHTS:
+            raise CheckpointError(
+                f"{path}: {path.stat().st_size:,} bytes, should be at most {limits.WEIGHTS:,}"
+            )
         has_cuda = _CUDA in onnxruntime.get_available_providers()
         if device == "cuda" and not has_cuda:
             raise LaunchError(

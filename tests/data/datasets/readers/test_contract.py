@@ -665,7 +665,7 @@ def test_open__any_list_missing_damaged_or_too_large_is_one_line(
     name: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for bound in ("LIST_FILE", "TABLE", "RECORD"):
-        monkeypatch.setenv(f"VITCTL_MAX_{bound}", "1")
+        monkeypatch.setattr(f"vitctl.system.limits.{bound}", 2**20)
     ignored = {"Thumbs.db", "train2.txt", "val2.txt", "test2.txt"}
     files = [
         path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix.lower() not in OF_IMAGES

@@ -162,10 +162,8 @@ def test_read_parquet__much_text_made_of_little(tmp_path: Path, monkeypatch: pyt
         pa.table({"path": [f"{n}.png" for n in range(3_000)], "label": labels}), tmp_path / "x.parquet"
     )
     assert (tmp_path / "x.parquet").stat().st_size < 100_000
-    monkeypatch.setenv("VITCTL_MAX_TABLE", "100")
-    with pytest.raises(
-        DataError, match=r"x.parquet: holds more bytes of text than 104,857,600 .VITCTL_MAX_TABLE, in"
-    ):
+    monkeypatch.setattr("vitctl.system.limits.TABLE", 100 * 2**20)
+    with pytest.raises(DataError, match=r"x.parquet: holds more bytes of text than 104,857,600"):
         open_originals(str(tmp_path / "x.parquet"))
 
 

@@ -31,7 +31,8 @@ from vitctl.data.datasets.readers.original_files import (
 from vitctl.data.source.splits import md5_order
 from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
-from vitctl.system.files import RECORD, TABLE, open_regular, parsing
+from vitctl.system import limits
+from vitctl.system.files import open_regular, parsing
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
@@ -223,7 +224,7 @@ def read_norb(path: Path) -> np.ndarray:
         DataError: it is in another format, or cut short.
     """
     with parsing(path, DataError, "not a complete NORB file"):
-        data = _unpacked(path) if path.suffix == ".gz" else read_bytes(path, TABLE.limit)
+        data = _unpacked(path) if path.suffix == ".gz" else read_bytes(path, limits.TABLE)
         magic, num_axes = struct.unpack_from("<ii", data)
         lengths = struct.unpack_from(f"<{max(3, num_axes)}i", data, 8)
     dtype, shape, start = _NORB_TYPES.get(magic), lengths[:num_axes], 8 + 4 * len(lengths)
@@ -237,9 +238,9 @@ def read_norb(path: Path) -> np.ndarray:
 
 def _unpacked(path: Path) -> bytes:
     with open_regular(path, error=DataError) as packed, gzip.GzipFile(fileobj=packed) as file:
-        data = file.read(TABLE.limit + 1)
-    if len(data) > TABLE.limit:
-        raise DataError(f"{path}: holds more bytes than {TABLE}")
+        data = file.read(limits.TABLE + 1)
+    if len(data) > limits.TABLE:
+        raise DataError(f"{path}: holds more bytes than {limits.TABLE:,}")
     return data
 
 
@@ -430,8 +431,8 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
         while header := file.read(_HEADER.size):
             offset = file.tell()
             length, checksum = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, -1)
-            if checksum == _masked_crc32c(header[:8]) and length > RECORD.limit:
-                raise DataError(f"{path}: a record of {length:,} bytes, should be at most {RECORD}")
+            if checksum == _masked_crc32c(header[:8]) and length > limits.RECORD:
+                raise DataError(f"{path}: a record of {length:,} bytes, should be at most {limits.RECORD:,}")
             if checksum != _masked_crc32c(header[:8]):
                 raise DataError(
                     f"{path}: damaged or not a TFRecord file, at byte {offset - len(header)}; copy it again"
