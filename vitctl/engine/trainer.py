@@ -45,12 +45,11 @@ from vitctl.engine.checkpoint import (
     set_aside_after,
 )
 from vitctl.engine.computation import (
-    choose_kernels,
+    choose_attention,
     choose_micro_batch,
     computation,
     computed,
     draws_noise,
-    use_kernels,
     versions,
 )
 from vitctl.engine.distillation import Distilled, Teacher
@@ -126,6 +125,7 @@ from vitctl.errors import CheckpointError, DataError, VitctlError, is_lost_peer
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops
+from vitctl.models.kernels import set_attention
 from vitctl.models.lora import adapted_layers
 from vitctl.models.variants import check_recomputed, to_dict
 from vitctl.recipe.known import Comparison, known_in_words
@@ -259,8 +259,9 @@ class Trainer(TrainStep):
             assert isinstance(recipe, Finetune)
             colours = tuple(meta["mean"]), tuple(meta["std"])
             objective = Distilled(objective, recipe.distillation, teacher, model, colours, runtime)
-        kernels = choose_kernels(machine, model.config, runtime, lanes=self.lanes is not None)
-        use_kernels(kernels)
+        kernel = choose_attention(model, machine, runtime, lanes=self.lanes is not None)
+        if teacher is not None:
+            set_attention(teacher.model, kernel)
         check_recomputed(model.config, machine.checkpoint_blocks)
         model.checkpoint_blocks = machine.checkpoint_blocks
         if machine.compile:
@@ -273,7 +274,7 @@ class Trainer(TrainStep):
 
         # What the training is: checkpoints of another one are refused. Lanes promise the same bits, so what
         # computes them belongs to it.
-        how = {**kernels.model_dump(), "compile": machine.compile}
+        how = {"attention": kernel, "compile": machine.compile}
         exactly = computation(runtime, **how, versions=versions()) if self.lanes else {}
         self.identity = identity(
             recipe,
@@ -288,7 +289,7 @@ class Trainer(TrainStep):
         self.facts: dict[str, Any] = {  # recorded at each start
             **self.identity.state,
             "recipe_file": run.recipe_digest,
-            **computed(runtime),
+            **computed(runtime, kernel),
             "micro_batch": s.leaf_images if s.lanes else self.micro_batch,
             **how,
             "checkpoint_blocks": machine.checkpoint_blocks,
@@ -459,7 +460,7 @@ class Trainer(TrainStep):
                 self._warn(change, step)
             self.load(saved)
             self._check_records(saved)
-            was, now = saved.state.get(COMPUTED_ON, {}), self._computed_on()
+            was, now = saved.state.get(COMPUTED_ON, {}), {"linear": "torch", **self._computed_on()}
             other = [f"{n} {was[n]}, here {now[n]}" for n in now if was.get(n, now[n]) != now[n]]
             if other:
                 text = "the last digits of later numbers differ from those of a run that was not stopped"
@@ -482,8 +483,7 @@ class Trainer(TrainStep):
 
     def _computed_on(self) -> dict[str, Any]:
         """Return what rounds otherwise where it is another; of a GPU no threads."""
-        names = ("device_name", "threads", "attention", "linear")
-        found = {name: self.facts.get(name, 0) for name in names}
+        found = {name: self.facts.get(name, 0) for name in ("device_name", "threads", "attention")}
         if self.runtime.device.type == "cpu":
             found["instructions"] = torch.backends.cpu.get_cpu_capability()
         return found

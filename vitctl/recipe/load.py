@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from vitctl.errors import RecipeError, explaining
-from vitctl.recipe.schema import JOBS, REMOVED, RENAMED, Recipe
+from vitctl.recipe.schema import JOBS, REMOVED, RENAMED, REPLACED, Recipe
 from vitctl.system.address import value_without_queries, without_queries
 from vitctl.system.files import RECIPE_LINE, parse_toml, read_toml
 from vitctl.system.text import count_text, did_you_mean, has_control, nearest, one_line
@@ -223,6 +223,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
             inside = values.get(table)
             if isinstance(inside, dict) and name in inside and inside[name] in removed.neutral:
                 del inside[name]
+        for key, (old_value, value) in REPLACED.items():
+            table, _, name = key.rpartition(".")
+            inside = values.get(table)
+            if isinstance(inside, dict) and inside.get(name) == old_value:
+                inside[name] = value
         data = values.get("data")
         if isinstance(data, dict) and data.get("eval_resize") == 0:
             del data["eval_resize"]  # unset

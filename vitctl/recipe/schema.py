@@ -94,16 +94,10 @@ class Machine(Section):
 class NetworkMachine(Machine):
     """[machine] of the jobs that compute a network."""
 
-    attention: Literal["fused", "math", "mixed", "auto"] = knob(
+    attention: Literal["fused", "math", "auto"] = knob(
         "auto",
-        "kernel of the attention product; mixed: math in training, fused without gradients. auto: math on a "
-        "CPU in bf16 up to 1,024 tokens (mixed from 128, if it has AMX), with relative positions and lanes; "
-        "else fused",
-    )
-    linear: Literal["torch", "onednn", "auto"] = knob(
-        "auto",
-        "library that multiplies the matrices of linear layers on a CPU; auto: torch. Try onednn for float32 "
-        "on AMD CPUs with AVX-512",
+        "kernel of the attention product. auto: math on a CPU in bf16 up to 1,024 tokens, with relative "
+        "positions and lanes; else fused",
     )
 
 
@@ -540,7 +534,12 @@ class Removed(NamedTuple):
     instead: str
 
 
-REMOVED = {"log.sample_keys": Removed((False, True), "log.trace records the images of every step")}
+REMOVED = {
+    "log.sample_keys": Removed((False, True), "log.trace records the images of every step"),
+    "machine.linear": Removed(("auto", "torch", "onednn"), "torch multiplies; leave it out"),
+}
+# Values of earlier releases in the recipe.toml of a run, and what they are now.
+REPLACED = {"machine.attention": ("mixed", "math")}
 
 
 def _uneven_problems(loss: Loss, data: TrainImages) -> tuple[tuple[object, str], ...]:
