@@ -229,8 +229,6 @@ def our_network(
     from vitctl.jobs.inputs.classifier import open_classifier
 
     values = {"weights.source": str(source), "machine.device": "cpu", "machine.precision": precision}
-    if source.suffix != ".onnx":
-        values["machine.linear"] = measure.our_linear(precision, "cpu")
     values |= settings
     network = open_classifier(load_recipe("evaluate", list(values.items())).recipe).network
 

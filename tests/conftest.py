@@ -135,10 +135,8 @@ def one_export_of_each_graph() -> Iterator[None]:
     export, exported = torch.onnx.export, dict[bytes, bytes]()
 
     def copied(module: Any, args: Any, **how: Any) -> Any:
-        from vitctl.models import kernels
-
         content = io.BytesIO()
-        Pickler(content).dump((module, args, kernels._attention_kernel, kernels._linear_kernel, repr(how)))
+        Pickler(content).dump((module, args, repr(how)))
         key = content.getvalue()
         if key not in exported:
             exported[key] = export(module, args, **how).model_proto.SerializeToString()
@@ -157,14 +155,9 @@ def imports_are_no_garbage() -> None:
 
 
 @pytest.fixture(autouse=True)
-def first_kernels() -> None:
-    """Each test begins with the kernels that a process begins with, as a command does; a job leaves those of
-    its network.
-    """
+def no_start() -> None:
+    """Each test begins without the variable of a launch before it."""
     os.environ.pop("VITCTL_START", None)
-    if kernels := sys.modules.get("vitctl.models.kernels"):
-        kernels.set_attention("fused")
-        kernels.set_linear("torch")
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import TINY
 from vitctl.data.datasets.catalog import open_split
-from vitctl.engine.computation import choose_kernels
+from vitctl.engine.computation import attention_kernel
 from vitctl.engine.runtime import Computation
 from vitctl.errors import RecipeError
 from vitctl.jobs.plan import TrainingPlan, plan_training
@@ -215,13 +215,13 @@ def test_expected__the_step_is_that_of_the_recipe() -> None:
     assert several.images == 4096 > several.images / several.passes > 1
 
 
-@pytest.mark.parametrize("attention", ["auto", "fused", "math", "mixed"])
+@pytest.mark.parametrize("attention", ["auto", "fused", "math"])
 @pytest.mark.parametrize("lanes", [False, True])
 def test_expected__attention_is_that_of_the_rule(attention: str, lanes: bool) -> None:
     values: dict[str, Any] = {"machine.attention": attention, **(HOW["lanes"] if lanes else {})}
     machine: Any = load_recipe("jft_h14", [Override("machine.attention", attention)]).recipe
     gpu = Computation(torch.device("cuda"), "bf16")
-    chosen = choose_kernels(machine.machine, plan("ddp").config, gpu, lanes=lanes).attention
+    chosen = attention_kernel(machine.machine, plan("ddp").config, gpu, lanes=lanes)
     assert expected_step(**values).plain == (chosen != "fused")
 
 

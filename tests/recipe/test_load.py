@@ -437,3 +437,13 @@ def test_load_recipe__a_removed_key_is_refused_but_in_the_recipe_of_a_run(tmp_pa
     for key, removed in REMOVED.items():
         assert not any(key in every_key(schema) for schema in JOBS.values())
         assert removed.neutral
+
+
+def test_load_recipe__kernels_that_are_gone_are_left_out_of_the_recipe_of_a_run(tmp_path: Path) -> None:
+    smoke = load_recipe("smoke", [("machine.attention", "math")])
+    of_run = to_toml(smoke).replace('attention = "math"', 'attention = "mixed"\nlinear = "onednn"')
+    assert load_recipe(write(tmp_path, "recipe.toml", of_run)).recipe == smoke.recipe
+    assert "machine.linear: it was removed; torch multiplies" in refused(
+        "smoke", Override("machine.linear", "auto")
+    )
+    assert "'fused', 'math' or 'auto'" in refused("smoke", Override("machine.attention", "mixed"))

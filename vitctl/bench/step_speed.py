@@ -45,7 +45,6 @@ from vitctl.models.flops import (
     training_flops,
     training_memory_bytes,
 )
-from vitctl.models.kernels import used_linear
 from vitctl.models.variants import Config, to_dict
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sections import OPTIMIZERS
@@ -242,7 +241,6 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
         "averaging": recipe.averaging.decay > 0,
         "precision": runtime.precision,
         "attention": str(facts.get("attention", m.attention)),
-        "linear": used_linear(),
         "compile": m.compile,
         "checkpoint_blocks": m.checkpoint_blocks,
         "sharding": getattr(m, "sharding", "none"),

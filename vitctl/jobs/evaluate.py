@@ -23,7 +23,7 @@ from vitctl.data.datasets.readers.imagenet import (
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.source.views import Source, View, numbered_as, sample_key, shared_samples
 from vitctl.engine.calibration import calibration, fit_temperature, image_losses, suspected_labels
-from vitctl.engine.computation import choose_kernels, computed, use_kernels
+from vitctl.engine.computation import choose_attention, computed
 from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import RECIPE, Report, run_of, silent
 from vitctl.engine.metrics import (
@@ -382,7 +382,7 @@ def evaluate(
         journal.write("warning", step=0, text=text)
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
-    use_kernels(choose_kernels(recipe.machine, model.config, runtime))
+    kernel = choose_attention(model, recipe.machine, runtime)
     flip, activation = recipe.evaluation.flip_average, activation_of(meta, model.config.num_classes)
     columns = partial(_columns, truth=rule.single_labels, activation=activation, whole=rule.has_label_sets)
     to_columns = (lambda scores, *_: scores.double()) if fits else partial(columns, temperature=temperature)
@@ -429,7 +429,7 @@ def evaluate(
         metrics=metrics[first] | {name: metrics[name] for name in others},
         provenance={
             **weights_scored(found),
-            **computed(runtime),
+            **computed(runtime, kernel),
             **data_used(source, recipe.data.eval_split),
             **({"group_by": recipe.data.group_by} if recipe.data.group_by else {}),
             **WHOLE,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform, fill_colour
 from vitctl.engine.assemble import RunContext
-from vitctl.engine.computation import choose_kernels, computed, use_kernels
+from vitctl.engine.computation import choose_attention, computed
 from vitctl.engine.evaluation import Score, stop_together
 from vitctl.engine.fewshot_ridge import L2_GRID, choose_l2, choose_shots, count_correct, decompose
 from vitctl.engine.journal import FEATURES, Report, silent
@@ -35,6 +35,7 @@ from vitctl.jobs.training import (
     weights_used,
 )
 from vitctl.models.build import Model, build
+from vitctl.models.kernels import attention_of
 from vitctl.models.variants import unseen_pixels, with_blocks
 from vitctl.models.weights.meta import HALF
 from vitctl.models.weights.weights_file import weights_digest
@@ -148,7 +149,8 @@ class Frozen:
         sets = self.sets
         data = sets[0].used if len(sets) == 1 else {"tasks": {one.name: one.used for one in sets}}
         weights = weights_used(self.found, self.weights)
-        return weights | computed(self.run.runtime) | data | shown(self.transform)
+        how = computed(self.run.runtime, attention_of(self.model))
+        return weights | how | data | shown(self.transform)
 
 
 def open_frozen(
@@ -163,7 +165,7 @@ def open_frozen(
     check_found(runtime, found, sources)
 
     model, transform = _frozen(found, recipe, runtime)
-    use_kernels(choose_kernels(recipe.machine, model.config, runtime))
+    choose_attention(model, recipe.machine, runtime)
     found.log(journal, random_in_words(recipe.weights, recipe.seed), f"frozen, {transform}")
     for text in unseen_pixels(found.weights.config, transform.image_size):
         journal.write("warning", step=0, text=text)

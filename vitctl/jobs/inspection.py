@@ -20,7 +20,7 @@ from vitctl.analysis.attention_maps import (
 from vitctl.analysis.inspect_figures import Heading, Panel, RolledImage, draw_position_similarity
 from vitctl.analysis.observe import PARTS, Observed, missing_parts
 from vitctl.data.source.splits import select
-from vitctl.engine.computation import choose_kernels, computed, use_kernels
+from vitctl.engine.computation import choose_attention, computed
 from vitctl.engine.journal import json_text
 from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError, LaunchError
@@ -36,6 +36,7 @@ from vitctl.jobs.inputs.weights import (
 )
 from vitctl.jobs.training import on_device, shown, start_runtime, weights_scored
 from vitctl.models.build import Model
+from vitctl.models.kernels import attention_of
 from vitctl.models.variants import HybridConfig, ResNetConfig, ViTConfig, family, to_dict
 from vitctl.models.vit import VisionTransformer
 from vitctl.models.weights.meta import distinct
@@ -100,7 +101,7 @@ def look(
     transform = stored_eval_transform(recipe, meta)
     model, _ = loaded_model(found, transform.image_size, runtime.dtype)
     model = on_device(model, runtime).eval()
-    use_kernels(choose_kernels(recipe.machine, model.config, runtime))
+    choose_attention(model, recipe.machine, runtime)
     images = chosen.pixels(transform)
     batch = _batch_size(model, recipe.evaluation.batch_size)
     normalise, parts = runtime.normaliser(meta["mean"], meta["std"]), []
@@ -484,7 +485,8 @@ def inspect(
         figure = draw_position_similarity(panels, heading)
         files = _saved(figure, folder, "position_similarity")
         rows.append(Row("all", "position_similarity", "side by side", files))
-    about = {"format": "vitctl-inspect/1", **computed(runtime), "images": _about(chosen, seed)}
+    about = {"format": "vitctl-inspect/1", **computed(runtime, attention_of(subject.model))}
+    about["images"] = _about(chosen, seed)
     _write_numbers(folder / NUMBERS, {**about, "weights": numbers})
     return rows
 

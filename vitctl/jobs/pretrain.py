@@ -119,7 +119,7 @@ def pretrain(
     probe = make_probe(recipe, probed, run) if probed else None
     score = train(recipe, run, model, images, colours, objective=objective, probe=probe)
     used = {
-        **trained(recipe, recipe.data, run, images, colours),
+        **trained(recipe, recipe.data, run, config, images, colours),
         **dropout_draws(recipe, config, run_dir),
         **verified(run, train_on),
     }

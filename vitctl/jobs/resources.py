@@ -97,8 +97,8 @@ def expected(
     }
     if why := next((why for why, holds in reasons.items() if holds), ""):
         return why
-    # As `engine.computation.choose_kernels` on a GPU, where gradients are computed.
-    plain = m.attention in ("math", "mixed") or (m.attention == "auto" and recipe.schedule.lanes > 0)
+    # As `engine.computation.attention_kernel` on a GPU.
+    plain = m.attention == "math" or (m.attention == "auto" and recipe.schedule.lanes > 0)
     step = Step(
         images=most[0],
         passes=max(most[1], -(-most[0] // micro_batch)),

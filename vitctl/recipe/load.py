@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from vitctl.errors import RecipeError, explaining
-from vitctl.recipe.schema import JOBS, REMOVED, REMOVED_VALUES, RENAMED, Recipe
+from vitctl.recipe.schema import JOBS, REMOVED, RENAMED, Recipe
 from vitctl.system import limits
 from vitctl.system.address import value_without_queries, without_queries
 from vitctl.system.files import parse_toml, read_toml
@@ -212,12 +212,6 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     values, text = read_toml(path, error=RecipeError)
     lines = _line_numbers(text)
-    if RESOLVED.match(text):  # of a run, perhaps of an earlier release
-        for (key, value), (instead, _) in REMOVED_VALUES.items():
-            table, _, name = key.rpartition(".")
-            inside = values.get(table)
-            if isinstance(inside, dict) and inside.get(name) == value:
-                inside[name] = instead
     for key, new in RENAMED.items():
         table, _, old = key.rpartition(".")
         inside = values.get(table)
@@ -228,8 +222,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         for key, removed in REMOVED.items():
             table, _, name = key.rpartition(".")
             inside = values.get(table)
-            if isinstance(inside, dict) and name in inside and inside[name] in removed.neutral:
-                del inside[name]
+            if isinstance(inside, dict) and inside.get(name) in (*removed.values,):
+                now = removed.values[inside.pop(name)]
+                inside |= {} if now is None else {name: now}
         data = values.get("data")
         if isinstance(data, dict) and data.get("eval_resize") == 0:
             del data["eval_resize"]  # unset
@@ -329,8 +324,8 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
                 else _suggest(leaf, known)
             )
             return f"{where}: unknown key {key}{hint or '; known here: ' + ', '.join(known)}"
-        case "literal_error" if isinstance(value, str) and (key, value) in REMOVED_VALUES:
-            return f"{where}: {key} = {value!r} was removed; {REMOVED_VALUES[key, value][1]}"
+        case "literal_error" if key in REMOVED and value in (*REMOVED[key].values,):
+            return f"{where}: {key} = {value!r} was removed; {REMOVED[key].instead}"
         case "missing":
             return f"{where}: {key} is missing; set it in the recipe, or override it"
         case "model_type":

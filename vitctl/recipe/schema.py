@@ -94,16 +94,10 @@ class Machine(Section):
 class NetworkMachine(Machine):
     """[machine] of the jobs that compute a network."""
 
-    attention: Literal["fused", "math", "mixed", "auto"] = knob(
+    attention: Literal["fused", "math", "auto"] = knob(
         "auto",
-        "kernel of the attention product; mixed: math in training, fused without gradients. auto: math on a "
-        "CPU in bf16 up to 1,024 tokens (mixed from 128, if it has AMX), with relative positions and lanes; "
-        "else fused",
-    )
-    linear: Literal["torch", "onednn", "auto"] = knob(
-        "auto",
-        "library that multiplies the matrices of linear layers on a CPU; auto: torch. Try onednn for float32 "
-        "on AMD CPUs with AVX-512",
+        "kernel of the attention product. auto: math on a CPU in bf16 up to 1,024 tokens, with relative "
+        "positions and lanes; else fused",
     )
 
 
@@ -556,28 +550,27 @@ class Suite(Section):
 
 
 # Keys of earlier releases, which the recipes of their runs have. Digests of recipes keep these names.
-# (Key, value) of earlier releases: how the recipe of a run that has it is read, and what to do otherwise.
-REMOVED_VALUES = {
-    ("machine.sharding", "zero1"): ("none", "set 'fsdp', or 'hsdp' on several machines"),
-}
-
-
 RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
 
 
 class Removed(NamedTuple):
-    """A key of earlier releases that is refused.
+    """A key, or some values of a key, of earlier releases.
 
     Args:
-        neutral: values that change no number: the recipe.toml of a run is read without them.
-        instead: what to do.
+        values: in the recipe.toml of a run: what each is read as; None: as if the key were not there.
+        instead: what to do about it in another recipe, where it is refused.
     """
 
-    neutral: tuple[Any, ...]
+    values: Mapping[Any, Any]
     instead: str
 
 
-REMOVED = {"log.sample_keys": Removed((False, True), "log.trace records the images of every step")}
+REMOVED = {
+    "log.sample_keys": Removed({False: None, True: None}, "log.trace records the images of every step"),
+    "machine.attention": Removed({"mixed": "math"}, "set 'math' or 'fused', or leave it out"),
+    "machine.linear": Removed(dict.fromkeys(("auto", "torch", "onednn")), "torch multiplies; leave it out"),
+    "machine.sharding": Removed({"zero1": "none"}, "set 'fsdp', or 'hsdp' on several machines"),
+}
 
 
 def _uneven_problems(loss: Loss, data: TrainImages) -> tuple[tuple[object, str], ...]:

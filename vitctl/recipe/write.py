@@ -16,7 +16,7 @@ from vitctl.recipe.sections import UNSET
 from vitctl.system.text import did_you_mean, escaped_json, nearest, one_line, typed
 
 _OF_NETWORK = (
-    r"machine\.(precision|device|attention|linear)|weights\..*|evaluation\.labels"
+    r"machine\.(precision|device|attention)|weights\..*|evaluation\.labels"
     r"|data\.(exif_orientation|truncated|eval_method|eval_resize|eval_resample|image_size)"
 )
 # The keys that each command with a recipe of this job reads; of other jobs all.

@@ -145,7 +145,7 @@ class Rerun:
                 values["machine.precision"] = self.start.precision
             if self.start.device == "cpu":
                 values["machine.device"] = "cpu"
-            for name in ("attention", "linear", "compile", "checkpoint_blocks"):
+            for name in ("attention", "compile", "checkpoint_blocks"):
                 if (used := getattr(self.start, name)) not in ("", None):
                     values[f"machine.{name}"] = used
         return [Override(key, value) for key, value in values.items()]

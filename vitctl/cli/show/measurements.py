@@ -279,7 +279,7 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
     if machine["device"] == "cpu":
         where += f", {count_text(threads, 'thread')} of {count_text(machine['cores'], 'core')}"
     each = f" in each of {r['processes']} processes" if r["processes"] > 1 else ""
-    kernels = [r["precision"], f"attention {r['attention']}, linear {r['linear']}"]
+    kernels = [r["precision"], f"attention {r['attention']}"]
     kernels += ["compiled"] * r["compile"] + ["blocks recomputed"] * bool(r["checkpoint_blocks"])
     slowest, fastest = (rate_text(r["batch_size"] / pick(r["step_seconds"])) for pick in (max, min))
     mean = f"mean of {count_text(r['steps'], 'step')}"
@@ -345,7 +345,7 @@ def show_resolutions(result: Mapping[str, Any]) -> None:
         )
         rows.append(row)
         if cell["attention"]:
-            remarks[f"attention {cell['attention']}, linear {cell['linear']}"].append(place)
+            remarks[f"attention {cell['attention']}"].append(place)
         if cell["note"]:
             remarks[f"note: {cell['note']}"].append(place)
     machine = result["machine"]

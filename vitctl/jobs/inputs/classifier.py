@@ -17,7 +17,7 @@ from vitctl.data.images.decode import BadSample, Picture, open_picture
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.views import Source, sample_key
-from vitctl.engine.computation import Kernels, choose_kernels, use_kernels
+from vitctl.engine.computation import choose_attention
 from vitctl.engine.evaluation import NOT_FINITE, class_logits, image_features, most_likely
 from vitctl.engine.runtime import Computation, Normaliser, alone
 from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError, refuse
@@ -73,7 +73,6 @@ class TorchNetwork:
 
     Args:
         normalise: with mean and standard deviation of the weights.
-        kernels: that it computes with.
         has_head, has_features: whether it gives logits, and the input of its classification layer.
         resizes: whether it prepares photographs of any size by itself.
         flip_average: whether its logits are the mean over an image and its mirror image.
@@ -82,7 +81,6 @@ class TorchNetwork:
     model: Model
     computation: Computation
     normalise: Normaliser
-    kernels: Kernels
     has_head: bool
     has_features: bool = True
     resizes: bool = False
@@ -101,7 +99,6 @@ class TorchNetwork:
     @torch.inference_mode()
     def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
         inputs = self.normalise(images)
-        use_kernels(self.kernels)
         if not with_features:
             return Outputs(self._logits(inputs).cpu(), None)
         features = image_features(self.computation, self.model, inputs)
@@ -540,14 +537,12 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
     transform = _transform(recipe, meta)
     model, _ = loaded_model(found, transform.image_size, computation.dtype)
     model.to(device=computation.device, dtype=computation.dtype).eval()
-    kernels = choose_kernels(machine, model.config, computation)
-    use_kernels(kernels)
+    choose_attention(model, machine, computation)
     pack(model, computation.product_dtype)
     network = TorchNetwork(
         model,
         computation,
         computation.normaliser(meta["mean"], meta["std"]),
-        kernels,
         found.weights.has_head,
         flip_average=recipe.evaluation.flip_average,
     )
@@ -582,9 +577,9 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
             machine.engine == "openvino" and machine.device == "cuda",
             "machine.engine = 'openvino' computes on a CPU; set machine.device = 'cpu'",
         ),
-        *(
-            (value != "auto", f"machine.{name} = '{value}': {weights.source} has its own; leave it out")
-            for name, value in (("attention", machine.attention), ("linear", machine.linear))
+        (
+            machine.attention != "auto",
+            f"machine.attention = '{machine.attention}': {weights.source} has its own; leave it out",
         ),
     )
     device = "cpu" if machine.engine == "openvino" else machine.device
