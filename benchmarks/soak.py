@@ -225,7 +225,7 @@ def finished(folder: Path) -> bool:
 
 
 def assert_equal(folder: Path, straight: Path, steps: int) -> None:
-    """Tensors, losses and sample keys bit for bit."""
+    """Tensors, losses and images bit for bit."""
     last = Path("checkpoints") / f"step_{steps:08d}"
     names = sorted(path.name for path in (straight / last).glob("*.safetensors"))
     assert names == sorted(path.name for path in (folder / last).glob("*.safetensors"))
@@ -233,7 +233,7 @@ def assert_equal(folder: Path, straight: Path, steps: int) -> None:
         assert (folder / path).read_bytes() == (straight / path).read_bytes(), f"{folder / path} is another"
     assert losses(folder) == losses(straight)
     assert len(losses(folder)) == steps
-    assert sample_keys(folder) == sample_keys(straight)
+    assert step_images(folder) == step_images(straight)
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -244,13 +244,10 @@ def losses(folder: Path) -> dict[int, float]:
     return {record["step"]: record["loss"] for record in train}
 
 
-def sample_keys(folder: Path) -> dict[int, list[str]]:
-    """Step to the keys of the global batch, over all processes."""
-    keys: dict[int, list[str]] = {}
-    for path in (folder / "samples").glob("rank_*.jsonl"):
-        for record in map(json.loads, path.read_text().splitlines()):
-            keys.setdefault(record["step"], []).extend(record["keys"])
-    return {step: sorted(names) for step, names in keys.items()}
+def step_images(folder: Path) -> dict[int, dict[str, str]]:
+    """Step to the digests of its images, as the trace has them."""
+    lines = map(json.loads, (folder / "steps.jsonl").read_text().splitlines())
+    return {line["step"]: line["batch"] for line in lines if "batch" in line}
 
 
 def main() -> None:

@@ -29,14 +29,18 @@ from tests import warm
 # threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import numpy as np
 from torch import Tensor
 
+from vitctl.data.source.order import mix_words
 from vitctl.engine.checkpoint import read_checkpoint
-from vitctl.engine.journal import CHECKPOINTS, name_of
+from vitctl.engine.journal import CHECKPOINTS, RECIPE, STEP_RECORDS, name_of
+from vitctl.jobs.inputs.data import open_train, training_order
 from vitctl.launch import agent
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.write import toml_value
 from vitctl.system.address import VARIABLE
 from vitctl.system.process import SIGNALS, usable_cores
@@ -209,15 +213,28 @@ def stored(folder: Path, step: int) -> dict[str, dict[str, Tensor]]:
     return {name: saved.tensors(name) for name in {name_of(file) for file in saved.state["files"]}}
 
 
-def sample_keys(folder: Path) -> dict[int, list[str]]:
-    """Step -> keys of the global batch, sorted, over all processes."""
-    keys: dict[int, list[str]] = {}
-    for path in sorted((folder / "samples").glob("rank_*.jsonl")):
-        for line in path.read_text().splitlines():
-            record = json.loads(line)
-            keys.setdefault(record["step"], []).extend(record["keys"])
-    assert keys
-    return {step: sorted(names) for step, names in keys.items()}
+def step_images(folder: Path) -> dict[int, dict[str, str]]:
+    """Step -> what the trace has of its images: digests of their numbers, bytes, pixels and labels."""
+    lines = map(json.loads, (folder / STEP_RECORDS).read_text().splitlines())
+    images = {line["step"]: line["batch"] for line in lines if "batch" in line}
+    assert images
+    return images
+
+
+def batch_keys(folder: Path, data: Path | str = "") -> list[list[str]]:
+    """The keys of each step's global batch: those of the recipe's order, whose digest the trace has."""
+    given = [Override("data.path", str(data))] if data else []
+    recipe = load_recipe(str(folder / RECIPE), given).recipe
+    assert isinstance(recipe, Pretrain | Finetune)
+    train, size = open_train(recipe.data, folder), recipe.schedule.batch_size
+    order, places = training_order(recipe.data, train, recipe.seed, recipe.schedule), np.arange(size)
+    keys = []
+    for number, images in enumerate(step_images(folder).values()):
+        _, samples = order.at(number * size + places)
+        words = mix_words(mix_words(samples.astype(np.uint64)) ^ mix_words(places.astype(np.uint64) + 1))
+        assert images["samples"] == f"{words.sum(dtype=np.uint64):016x}"
+        keys.append([train.key(sample) for sample in samples.tolist()])
+    return keys
 
 
 def free_port() -> int:

@@ -21,7 +21,7 @@ from tests.conftest import (
     curve,
     paced,
     run_as_two,
-    sample_keys,
+    step_images,
 )
 
 
@@ -51,14 +51,14 @@ def test_mixed__micro_batches_workers_and_processes(run: Run, tiny_data: Path, t
     run_as_two(folder, tiny_data, **{**MIXED, "machine.micro_batch": 3, "machine.workers": 1})
     for name, values in curve(folder).items():
         assert values == pytest.approx(curve(one)[name], rel=1e-9, abs=0), name
-    assert sample_keys(folder) == sample_keys(one)
+    assert step_images(folder) == step_images(one)
 
 
 def test_golden__two_processes(one_process: Path, tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "two"
     run_as_two(folder, tiny_data, **{"machine.micro_batch": 5})
     assert_golden(folder)
-    assert sample_keys(folder) == sample_keys(one_process)
+    assert step_images(folder) == step_images(one_process)
     results = [json.loads((path / "result.json").read_text())["metrics"] for path in (folder, one_process)]
     assert results[0] == results[1]
     assert results[0]["total"] == 23
@@ -91,7 +91,7 @@ def test_killed_and_resumed__bit_for_bit(one_process: Path, tiny_data: Path, tmp
     assert done.returncode == 0, done.stderr
     assert "resuming from step" in done.stdout
     assert curve(folder) == curve(straight)
-    assert sample_keys(folder) == sample_keys(straight)
+    assert step_images(folder) == step_images(straight)
     assert checkpoint(folder, 20) == checkpoint(straight, 20)
     assert set(checkpoint(folder, 20)) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from tests.conftest import Run, checkpoint, command, paced, records, run_as, sample_keys, started
+from tests.conftest import Run, checkpoint, command, paced, records, run_as, started, step_images
 from vitctl.engine.trace import read_steps
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.verify.run_check import verify
@@ -95,7 +95,7 @@ def test_lanes__any_number_of_processes_gives_the_same_bytes(
         run_as(num_processes, folder, data, nodes, **LANES)
     assert checkpoint(folder, 8) == checkpoint(one, 8)
     assert set(checkpoint(one, 8)) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
-    assert sample_keys(folder) == sample_keys(one)
+    assert step_images(folder) == step_images(one)
     numbers = [(r["loss"], r["grad_norm"], r["num_bad"]) for r in records(one, "train")]
     assert numbers == [(r["loss"], r["grad_norm"], r["num_bad"]) for r in records(folder, "train")]
     assert metrics(folder) == metrics(one)
@@ -171,7 +171,7 @@ def test_lanes__stopped_and_killed_it_goes_on_with_other_numbers_of_processes(
         codes = {process.wait(timeout=240) for process in processes}
         assert codes == {{None: 0, signal.SIGTERM: 3, signal.SIGKILL: -9}[end]}, shown.read_text()
     assert checkpoint(folder, 8) == checkpoint(one, 8)
-    assert sample_keys(folder) == sample_keys(one)
+    assert step_images(folder) == step_images(one)
     assert records(folder, "resume")  # not every kill comes after a checkpoint
 
 
@@ -206,7 +206,7 @@ def compared(root: Path, data: Path, values: dict[str, Any], num_processes: int)
     for count, folder in zip((1, num_processes), folders, strict=True):
         run_as(count, folder, data, **values)
     assert checkpoint(folders[0], 3) == checkpoint(folders[1], 3)
-    assert sample_keys(folders[0]) == sample_keys(folders[1])
+    assert step_images(folders[0]) == step_images(folders[1])
 
 
 @hypothesis.settings(max_examples=2, derandomize=True, phases=[hypothesis.Phase.generate])

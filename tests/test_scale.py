@@ -21,16 +21,18 @@ from tests import warm
 from tests.conftest import (
     Run,
     assert_golden,
+    batch_keys,
     checkpoint,
     command,
     free_port,
     run_as,
     run_as_two,
-    sample_keys,
+    step_images,
     stored,
     train_records,
 )
 from vitctl.data.datasets.catalog import open_split
+from vitctl.data.source.order import own_slots
 from vitctl.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,7 +65,7 @@ def test_srun__two_nodes_of_two_processes(one_process: Path, tiny_data: Path, tm
     assert "step 20/20" in said[0][0]
     assert said[1:] == [("", "")] * 3
     assert_golden(folder)
-    assert sample_keys(folder) == sample_keys(one_process)
+    assert step_images(folder) == step_images(one_process)
     assert "processes = 4 " in (folder / "recipe.toml").read_text()
 
 
@@ -110,7 +112,7 @@ def test_srun__signalled_tasks_save_and_go_on(run: Run, tiny_data: Path, tmp_pat
     assert said[1:] == [("", "")] * 3
     run("run")
     assert_golden(folder)
-    assert sample_keys(folder) == sample_keys(run("one"))
+    assert step_images(folder) == step_images(run("one"))
 
 
 @pytest.mark.slow
@@ -150,7 +152,7 @@ def test_accelerate_launch__by_the_user_is_the_same_run(run: Run, tiny_data: Pat
     assert done.returncode == 0, done.stderr
     assert "processes 0 to 1, CPU" in done.stdout
     assert_golden(folder)
-    assert sample_keys(folder) == sample_keys(run("one"))
+    assert step_images(folder) == step_images(run("one"))
     assert checkpoint(folder, 20).keys() == checkpoint(tmp_path / "one", 20).keys()
 
 
@@ -201,15 +203,15 @@ def test_data_lanes__each_process_reads_its_own_shards(
     folder, alone = tmp_path / "two", tmp_path / "one"
     run_as_two(folder, tiny_data, **values, **{"machine.sharding": sharding})
     run_as(1, alone, tiny_data, **values)
-    assert sample_keys(folder) == sample_keys(alone)
+    assert step_images(folder) == step_images(alone)
     losses = [[record["loss"] for record in train_records(one)] for one in (folder, alone)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     source = open_split("train", path=str(tiny_data))
     shard = {source.key(sample): source.location(sample) for sample in range(len(source))}
     read = []
     for rank in range(2):
-        lines = (folder / "samples" / f"rank_{rank:02d}.jsonl").read_text().splitlines()
-        read.append({shard[key] for line in lines for key in json.loads(line)["keys"]})
+        own = own_slots(16, None, rank, 2)
+        read.append({shard[keys[slot]] for keys in batch_keys(folder, tiny_data) for slot in own})
     assert len(read[0] & read[1]) <= 1  # that at the border of the two lanes
 
 
@@ -330,5 +332,5 @@ def test_sharded_checkpoint__goes_on_with_three_processes_and_then_with_one(
     straight = tmp_path / "straight"
     done = warm.run(command(straight, tiny_data), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert sample_keys(folder) == sample_keys(straight)
+    assert step_images(folder) == step_images(straight)
     assert checkpoint(folder, 20).keys() == checkpoint(straight, 20).keys()

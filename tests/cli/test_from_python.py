@@ -135,7 +135,7 @@ def test_finetune__numbers_of_numpy_and_torch_are_numbers(
         "finetune.seeds": np.arange(2),
         "weights.mean": torch.tensor([0.5, 0.25, 0.5]),
         "dropout": np.float32(0.5),
-        "log.sample_keys": np.bool_(False),
+        "log.trace": np.bool_(True),
     }
     plain = finetune(out=tmp_path / "a", data=tiny_data, from_=pretrained, steps=2, lr=0.5, overrides=keys)
     same = finetune(

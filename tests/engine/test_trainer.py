@@ -20,7 +20,7 @@ from tests.conftest import (
     checkpoint,
     harmed,
     records,
-    sample_keys,
+    step_images,
     train_records,
     two_processes,
 )
@@ -79,7 +79,7 @@ def test_resume__a_torn_checkpoint_gives_way_to_the_older_one_and_is_said(run: R
     assert [r["step"] for r in records(folder, "resume")] == [6]
     assert checkpoint(folder, 8) == checkpoint(straight, 8)
     assert [r["loss"] for r in train_records(folder)] == [r["loss"] for r in train_records(straight)]
-    assert sample_keys(folder) == sample_keys(straight)
+    assert step_images(folder) == step_images(straight)
 
 
 def test_resume__without_any_whole_checkpoint_is_refused_until_they_are_deleted(run: Run) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests import warm
-from tests.conftest import TINY, checkpoint, sample_keys
+from tests.conftest import TINY, checkpoint, step_images
 from vitctl.engine.journal import read_records
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
@@ -67,7 +67,7 @@ def assert_same(folder: Path, straight: Path, step: int = 12) -> None:
     assert set(checkpoint(folder, step)) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
     assert checkpoint(folder, step) == checkpoint(straight, step)
     assert numbers_of(folder) == numbers_of(straight)
-    assert sample_keys(folder) == sample_keys(straight)
+    assert step_images(folder) == step_images(straight)
 
 
 @pytest.fixture(scope="session")

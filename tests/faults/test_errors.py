@@ -16,7 +16,16 @@ from typing import Any
 import pytest
 from safetensors import SafetensorError
 
-from tests.conftest import Run, checkpoint, harmed, records, sample_keys, train_records, two_processes
+from tests.conftest import (
+    Run,
+    batch_keys,
+    checkpoint,
+    harmed,
+    records,
+    step_images,
+    train_records,
+    two_processes,
+)
 from tests.faults.conftest import assert_same, prepared, warnings
 from tests.harmed import poisoned
 from vitctl.engine import evaluation, mixing, optimizer, step, trainer
@@ -219,9 +228,9 @@ def test_not_finite__updates_are_skipped_and_ten_in_a_row_are_an_error(run: Run,
         run("a", **NOT_FINITE, **{"optimizer.lr": 1e200, "optimizer.clip_norm": 0.0})
     assert f"{folder / SKIPPED} has norms and sample keys; lower optimizer.lr" in str(caught.value)
     skipped = [json.loads(line) for line in (folder / SKIPPED).read_text().splitlines()]
-    first, keys = skipped[0], sample_keys(folder)
+    first, keys = skipped[0], batch_keys(folder)
     assert [line["step"] for line in skipped] == list(range(first["step"], first["step"] + 10))
-    assert all(sorted(line["keys"]) == keys[line["step"]] for line in skipped)
+    assert all(line["keys"] == keys[line["step"] - 1] for line in skipped)
     assert {"nan"} == {line["loss"] for line in skipped}
     assert set(first["gradient_norms"]) == set(first["weight_norms"])
     *each, last = [record["text"] for record in records(folder, "warning")]
@@ -244,7 +253,8 @@ def test_not_finite__on_one_of_two_processes_is_skipped_by_both(
         "optimizer.clip_norm": 0.0,
         "machine.micro_batch": 8,
     }
-    keys = sample_keys(run("straight", **values))
+    straight = run("straight", **values)
+    keys = batch_keys(straight)
     with monkeypatch.context() as poison:
         poison.setattr(mixing, "classify", poisoned)
         one = run("one", **values)
@@ -260,10 +270,10 @@ def test_not_finite__on_one_of_two_processes_is_skipped_by_both(
         (s, rank) for s in steps for rank in (0, 1)
     ]
     for number in steps:
-        own = [set(line["keys"]) for line in skipped if line["step"] == number]
-        assert sorted(own[0] | own[1]) == keys[number] and not own[0] & own[1]
+        own = {line["rank"]: line["keys"] for line in skipped if line["step"] == number}
+        assert own[0] + own[1] == keys[number - 1]
         assert {line["loss"] for line in skipped if line["step"] == number} == {"nan"}
     assert [r["num_skipped"] for r in train_records(two)] == [r["num_skipped"] for r in train_records(one)]
     assert train_records(two)[-1]["num_skipped"] == len(steps)
-    assert sample_keys(two) == keys
+    assert step_images(two) == step_images(straight)
     assert checkpoint(two, 8) == checkpoint(one, 8)

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tests import warm
-from tests.conftest import TINY, checkpoint, paced, sample_keys, train_records
+from tests.conftest import TINY, checkpoint, paced, step_images, train_records
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, resume
 from tests.trained import pretrained  # noqa: F401
 from vitctl.cli.app import main
@@ -148,7 +148,7 @@ MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
     "compiled": ((trainer.Trainer, "run_steps", 1), TERM),
     "training": ((step.TrainStep, "_step", 5), signal.SIGHUP),
     "the last step": ((step.TrainStep, "_step", 9), INT),
-    "log": ((trainer.Trainer, "_log_samples", 2), TERM),
+    "log": ((trainer.Trainer, "_log_step", 2), TERM),
     "evaluation": ((evaluation, "count_hits", 1), TERM),
     "the last evaluation": ((evaluation, "count_hits", 2), USR1),
     "few-shot features": ((training, "representations", 2), INT),
@@ -189,7 +189,7 @@ def test_pretrain__resumes_bit_for_bit(
         assert vitctl("resume", folder)[0] == 3
     assert vitctl("resume", folder)[0] == 0
     assert numbers_of(folder) == numbers_of(without_signal)
-    assert sample_keys(folder) == sample_keys(without_signal)
+    assert step_images(folder) == step_images(without_signal)
     assert checkpoint(folder, 9) == checkpoint(without_signal, 9)
     assert set(checkpoint(folder, 9)) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TINY, Run, checkpoint, records, run_as, sample_keys
+from tests.conftest import TINY, Run, checkpoint, records, run_as, step_images
 from tests.trained import Job, do
 from tests.verify.conftest import longer
 from vitctl.data.datasets.readers import shapes
@@ -62,7 +62,7 @@ def test_uneven__any_number_of_processes_gives_the_same_bytes(
     one, several = run("one", **{**LANES, "data.path": str(uneven), **values}), tmp_path / "several"
     run_as(num_processes, several, uneven, **{**LANES, **values})
     assert checkpoint(several, 4) == checkpoint(one, 4)
-    assert sample_keys(several) == sample_keys(one)
+    assert step_images(several) == step_images(one)
 
 
 @pytest.mark.parametrize("values", CHANGES)
@@ -82,7 +82,7 @@ def test_uneven__resumes_and_replays_bit_for_bit(
     assert (
         checkpoint(run("cut", **{**given, "machine.micro_batch": 5}), 8).keys() == checkpoint(whole, 8).keys()
     )
-    assert sample_keys(cut) == sample_keys(whole)
+    assert step_images(cut) == step_images(whole)
     losses = [[r["loss"] for r in records(folder, "train")] for folder in (whole, cut)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
     findings = [one for _, one in verify(whole, steps="all", scores=True)]

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from tests.conftest import PACED, WITH_WORKER, Run, assert_golden, checkpoint, command, records, sample_keys
+from tests.conftest import PACED, WITH_WORKER, Run, assert_golden, checkpoint, command, records, step_images
 from tests.launch.conftest import assert_gone, ended, family_of, logged, rank_of, wait_for
 from vitctl.errors import DataError, LostProcess, VitctlError
 from vitctl.launch.agent import note_first_killed
@@ -50,7 +50,7 @@ def test_stopped_process__in_the_record_of_a_step_loses_no_step(
     """Process 0 waits there for the other one's part: step 8 was trained, and was not saved."""
     monkeypatch.setenv("SUSPENDED_IN", "record")
     folder = tmp_path / "run"
-    values = {"machine.processes": 2, "log.sample_keys": False}
+    values = {"machine.processes": 2}
     one = start(HASTY, folder, tiny_data, suspended=1, **values)
     wait_for(logged(folder, 7), [one])
     (rank,) = [child for child in family_of([one]) if rank_of(child) == "1"]
@@ -97,7 +97,7 @@ def test_stopped_process__is_named_and_the_run_ends_without_it(
     assert_gone([*family, rank])
     run("run", **values)
     assert_golden(folder)
-    assert sample_keys(folder) == sample_keys(one_process)
+    assert step_images(folder) == step_images(one_process)
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_stopped_process__elsewhere(
     assert (code, "process 1 on " in said) == (3, True), said
     assert_gone(family)
     run("run", **{**EVERY_50, "evaluation.every_steps": values["evaluation.every_steps"]})
-    assert sample_keys(folder) == sample_keys(one_process)
+    assert step_images(folder) == step_images(one_process)
 
 
 def test_stopped_loader_process__of_a_single_process_the_run_saves_and_ends(
@@ -154,7 +154,7 @@ def test_stopped_loader_process__of_a_single_process_the_run_saves_and_ends(
     assert_gone(family)
     run("run")
     assert_golden(folder)
-    assert sample_keys(folder) == sample_keys(one_process)
+    assert step_images(folder) == step_images(one_process)
     assert checkpoint(folder, 20) == checkpoint(one_process, 20)
 
 

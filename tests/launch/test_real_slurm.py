@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Run, assert_golden, checkpoint, command, free_port, sample_keys
+from tests.conftest import Run, assert_golden, checkpoint, command, free_port, step_images
 
 TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "squeue", "scancel", "scontrol")
 pytestmark = [
@@ -124,7 +124,7 @@ def test_srun__two_tasks_are_the_two_processes_of_the_run(run: Run, tiny_data: P
     assert out.count("step 20/20") == 1
     assert "processes 0 to 1, CPU" in out
     assert_golden(folder)
-    assert sample_keys(folder) == sample_keys(run("one"))
+    assert step_images(folder) == step_images(run("one"))
 
 
 @pytest.mark.usefixtures("slurm")
@@ -148,7 +148,7 @@ def test_job__is_signalled_saves_is_queued_again_and_ends_bit_for_bit(
     assert steps == sorted(set(steps))
     straight = run("straight", **values, **{"evaluation.every_steps": 0, "checkpoint.every_steps": 0})
     assert checkpoint(folder, 400) == checkpoint(straight, 400)
-    assert sample_keys(folder) == sample_keys(straight)
+    assert step_images(folder) == step_images(straight)
 
 
 @pytest.mark.usefixtures("slurm")

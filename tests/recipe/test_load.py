@@ -14,6 +14,7 @@ from vitctl.errors import RecipeError
 from vitctl.recipe.load import (
     Override,
     _line_numbers,
+    every_key,
     find_recipe,
     load_recipe,
     parse_override,
@@ -21,7 +22,7 @@ from vitctl.recipe.load import (
     with_overrides,
 )
 from vitctl.recipe.neutral_keys import deciding_values
-from vitctl.recipe.schema import Pretrain
+from vitctl.recipe.schema import JOBS, REMOVED, Pretrain
 from vitctl.recipe.write import to_toml
 
 MINIMAL = """\
@@ -411,3 +412,16 @@ def test_load__a_rule_of_a_section_names_the_flag_of_its_key() -> None:
     given = [Override("data.path", "x", "--data"), Override("data.group_by", "(a", "--group-by")]
     with pytest.raises(RecipeError, match=r"^--group-by: data: group_by = '\(a' is not a regular expression"):
         load_recipe("finetune", given)
+
+
+def test_load_recipe__a_removed_key_is_refused_but_in_the_recipe_of_a_run(tmp_path: Path) -> None:
+    mine = write(tmp_path, "a.toml", 'extends = "smoke"\n[log]\nsample_keys = true\n')
+    said = "unknown key log.sample_keys: it was removed; log.trace records the images of every step"
+    assert refused(mine) == f"a.toml:3: {said}"
+    assert refused("smoke", Override("log.sample_keys", False)) == f"--set: {said}"
+    smoke = load_recipe("smoke")
+    of_run = to_toml(smoke).replace("[log]\n", "[log]\nsample_keys = true\n")
+    assert load_recipe(write(tmp_path, "recipe.toml", of_run)).recipe == smoke.recipe
+    for key, removed in REMOVED.items():
+        assert not any(key in every_key(schema) for schema in JOBS.values())
+        assert removed.neutral

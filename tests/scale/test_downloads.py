@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import command, sample_keys, started
+from tests.conftest import batch_keys, command, started
 from tests.data.conftest import encode_png
 from tests.data.server import Faults, serving
 from vitctl.data.datasets.catalog import open_split
@@ -120,7 +120,7 @@ def test_four_nodes__train_on_every_byte_fetched_once_together(
         line, shown = command(tmp_path / "run", url, **values), tmp_path / "out.txt"  # type: ignore[arg-type]
         codes = [process.wait(timeout=240) for process in started(line, shown, NODES * RANKS, nodes)]
     assert codes == [0] * NODES * RANKS, shown.read_text()
-    read = [key for keys in sample_keys(tmp_path / "run").values() for key in keys]
+    read = [key for keys in batch_keys(tmp_path / "run", data) for key in keys]
     assert sorted(read) == sorted(f"k{number}" for number in range(IMAGES))
     size = {f"/{path.relative_to(data)}": path.stat().st_size for path in data.rglob("*") if path.is_file()}
     tables = sum(size[name] for name in size if not name.endswith(".tar"))

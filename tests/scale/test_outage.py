@@ -23,7 +23,6 @@ VALUES = {
     "schedule.total_steps": LENGTH,
     "checkpoint.every_steps": 0,
     "evaluation.every_steps": 0,
-    "log.sample_keys": False,
     "data.cache_gib": 0,
 }
 LEAVE_AFTER = 90  # requests for images, of 12 x 16

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TINY
+from tests.conftest import TINY, batch_keys
 from vitctl.engine.checkpoint import read_checkpoint, save_checkpoint
 from vitctl.engine.journal import linked, split
 from vitctl.engine.trainer import Trainer
@@ -92,15 +92,9 @@ def said(folder: Path, what: str, **options: Any) -> list[tuple[str, str]]:
     return [(one.state, one.text) for _, one in verify(folder, **options) if one.what == what]
 
 
-def batches(folder: Path) -> list[list[str]]:
-    """The keys of each step's batch, in order, as a run of one process wrote them."""
-    lines = (folder / "samples" / "rank_00.jsonl").read_text().splitlines()
-    return [json.loads(line)["keys"] for line in lines]
-
-
 def first_use(folder: Path, key: str) -> tuple[int, int]:
     """Step and position at which a sample is first used."""
-    return next((step, keys.index(key)) for step, keys in enumerate(batches(folder), 1) if key in keys)
+    return next((step, keys.index(key)) for step, keys in enumerate(batch_keys(folder), 1) if key in keys)
 
 
 def edit(path: Path, old: str, new: str) -> None:

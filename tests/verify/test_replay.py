@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from tests.conftest import TINY, run_as_two, two_processes
+from tests.conftest import TINY, batch_keys, run_as_two, two_processes
 from tests.trained import Job
 from tests.verify.conftest import (
     LAST,
     SHORT,
     Train,
-    batches,
     edit,
     first_use,
     found,
@@ -97,7 +96,7 @@ def shard_bytes(root: Path, key: str) -> tuple[Path, int]:
 
 def test_a_flipped_byte__in_an_image_is_named_by_key(finished: Path, tiny_data: Path, tmp_path: Path) -> None:
     data = Path(shutil.copytree(tiny_data, tmp_path / "data"))
-    key = batches(finished)[2][5]
+    key = batch_keys(finished)[2][5]
     step, position = first_use(finished, key)
     shard, begin = shard_bytes(data, key)
     content = bytearray(shard.read_bytes())
@@ -113,7 +112,7 @@ def test_a_flipped_byte__in_an_image_is_named_by_key(finished: Path, tiny_data: 
 
 
 def test_a_relabelled_sample__is_named_by_key(finished: Path, tmp_path: Path) -> None:
-    key = batches(finished)[1][9]
+    key = batch_keys(finished)[1][9]
     step, position = first_use(finished, key)
     for split, size in (("train", 70), ("test", 23)):
         items = [

@@ -136,7 +136,7 @@ from vitctl.system.process import HERE
 from vitctl.system.remote import GaveUpError
 from vitctl.system.text import typed
 
-BAD_SAMPLES, SAMPLES = "bad_samples*.jsonl", "samples"  # rank 0 writes the one without a number
+BAD_SAMPLES = "bad_samples*.jsonl"  # rank 0 writes the one without a number
 _PIXELS_OF = 64  # images of a step, those of the main process, whose pixels are logged
 BUDGET_FLOOR = 10_000  # images; the budget of bad samples is computed from at least this many
 
@@ -470,8 +470,7 @@ class Trainer(TrainStep):
             # The logs go back to the checkpoint too: what came after it will be written again.
             set_aside_after(self.folder / CHECKPOINTS, step)
             logs = (self.folder / name for name in (LOG, STEP_RECORDS, SKIPPED))
-            of_ranks = self.folder.glob(BAD_SAMPLES), (self.folder / SAMPLES).glob("rank_*.jsonl")
-            for path in chain(logs, *of_ranks):
+            for path in chain(logs, self.folder.glob(BAD_SAMPLES)):
                 cut_after(path, step)
             records = read_records(self.folder / LOG)
             self.probed |= {r["step"] for r in records if r.get("kind") == "fewshot" and "step" in r}
@@ -702,7 +701,10 @@ class Trainer(TrainStep):
             micro_batches: of this process.
         """
         self.counts.add(result)
-        self._log_samples(step, micro_batches)
+        for batch in micro_batches:
+            for sample, key, reason in batch.bad:
+                bad = {"step": step, "sample": sample, "key": key, "reason": reason}
+                self.journal.append(Path(self._bad_samples(self.runtime.rank)), bad)
         if result.skipped:
             record = skipped_record(
                 step, self.runtime.rank, result, self.unwrapped, self._keys(micro_batches)
@@ -712,7 +714,7 @@ class Trainer(TrainStep):
         every = self.recipe.log.every_steps
         is_logged = is_due(step, every) or self.known.logs(step) or step == self.total_steps
         # The record waits for the other processes. They have nothing else to log of a step like this one.
-        if not (result.num_bad or result.skipped or self.recipe.log.sample_keys):
+        if not (result.num_bad or result.skipped):
             self.counted_step = step
         self._waited += waited
         if is_logged:
@@ -735,15 +737,6 @@ class Trainer(TrainStep):
                 f"data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
             )
         check_progress(step, self.counts, result, self.folder / SKIPPED)
-
-    def _log_samples(self, step: int, micro_batches: list[Batch]) -> None:
-        for batch in micro_batches:
-            for sample, key, reason in batch.bad:
-                bad = {"step": step, "sample": sample, "key": key, "reason": reason}
-                self.journal.append(Path(self._bad_samples(self.runtime.rank)), bad)
-        if self.recipe.log.sample_keys:
-            path = self.folder / SAMPLES / f"rank_{self.runtime.rank:02d}.jsonl"
-            self.journal.append(path, {"step": step, "keys": self._keys(micro_batches)})
 
     def _keys(self, micro_batches: list[Batch]) -> list[str]:
         return [self.key(int(sample)) for batch in micro_batches for sample in batch.samples]

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from vitctl.errors import RecipeError, explaining
-from vitctl.recipe.schema import JOBS, RENAMED, Recipe
+from vitctl.recipe.schema import JOBS, REMOVED, RENAMED, Recipe
 from vitctl.system.address import value_without_queries, without_queries
 from vitctl.system.files import RECIPE_LINE, parse_toml, read_toml
 from vitctl.system.text import count_text, did_you_mean, has_control, nearest, one_line
@@ -217,9 +217,15 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         if isinstance(inside, dict) and old in inside:
             inside.setdefault(new.rpartition(".")[2], inside.pop(old))
             lines.setdefault(new, _line(lines, key))
-    data = values.get("data")
-    if isinstance(data, dict) and data.get("eval_resize") == 0 and RESOLVED.match(text):
-        del data["eval_resize"]  # of an earlier release: unset
+    if RESOLVED.match(text):  # of a run, perhaps of an earlier release
+        for key, removed in REMOVED.items():
+            table, _, name = key.rpartition(".")
+            inside = values.get(table)
+            if isinstance(inside, dict) and name in inside and inside[name] in removed.neutral:
+                del inside[name]
+        data = values.get("data")
+        if isinstance(data, dict) and data.get("eval_resize") == 0:
+            del data["eval_resize"]  # unset
     return values, lines
 
 
@@ -301,6 +307,8 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
     ]  # given last, and more often wrong than a recipe
     where = origins.get(key) or next(iter(flags + related), name)
     match detail["type"]:
+        case "extra_forbidden" if key in REMOVED:
+            return f"{where}: unknown key {key}: it was removed; {REMOVED[key].instead}"
         case "extra_forbidden":
             *tables, leaf = key.split(".")
             known = _fields(schema, tables)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, PlainValidator, model_validator
 
@@ -256,7 +256,6 @@ class Log(Section):
         50, "a record in log.jsonl, and a line where there is no terminal", unit="steps", ge=1
     )
     trackers: Names = knob((), "accelerate trackers, e.g. ['tensorboard']")
-    sample_keys: bool = knob(False, "write the key of every sample of every step to samples/rank_*.jsonl")
     trace: bool = knob(
         True,
         "record every step for `vitctl verify`: a line in steps.jsonl (loss, norm, learning rate, digests of "
@@ -527,6 +526,21 @@ class Suite(Section):
 
 # Keys of earlier releases, which the recipes of their runs have. Digests of recipes keep these names.
 RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
+
+
+class Removed(NamedTuple):
+    """A key of earlier releases that is refused.
+
+    Args:
+        neutral: values that change no number: the recipe.toml of a run is read without them.
+        instead: what to do.
+    """
+
+    neutral: tuple[Any, ...]
+    instead: str
+
+
+REMOVED = {"log.sample_keys": Removed((False, True), "log.trace records the images of every step")}
 
 
 def _uneven_problems(loss: Loss, data: TrainImages) -> tuple[tuple[object, str], ...]:
