@@ -164,7 +164,7 @@ class TrainingPlan:
     @property
     def training_flops(self) -> int:
         """As the paper counts them: every token in every block."""
-        flops = training_flops(self.config, self.seen, **self._frozen)
+        flops = training_flops(self.config, self.seen, self._frozen, adapters=self._adapters)
         return flops + (2 * count_macs(self.teacher) * self.seen if self.teacher else 0)
 
     @property
@@ -174,12 +174,15 @@ class TrainingPlan:
 
     @property
     def _image_flops(self) -> int:
-        return computed_flops(self.config, teacher=self.teacher, **self._frozen)
+        return computed_flops(self.config, self._frozen, adapters=self._adapters, teacher=self.teacher)
 
     @property
-    def _frozen(self) -> dict[str, int]:
-        frozen = frozen_places(self.recipe, self.config)
-        return {"frozen": frozen, "adapters": lora_of(self.recipe).rank > 0}
+    def _frozen(self) -> int:
+        return frozen_places(self.recipe, self.config)
+
+    @property
+    def _adapters(self) -> bool:
+        return lora_of(self.recipe).rank > 0
 
     @property
     def memory_bytes(self) -> int:
@@ -190,8 +193,8 @@ class TrainingPlan:
     def checkpoint_bytes(self) -> int:
         """Of a checkpoint: weights, their average, and what the optimizer keeps."""
         recipe, trained = self.recipe, self.trained_parameters
-        averages, adapters = recipe.averaging.decay > 0, lora_of(recipe).rank > 0
-        kept = OPTIMIZERS[recipe.optimizer.name].slots + adapters * (1 + averages)
+        averages = recipe.averaging.decay > 0
+        kept = OPTIMIZERS[recipe.optimizer.name].slots + self._adapters * (1 + averages)
         return number_bytes(recipe.machine) * (self.parameters * (1 + averages) + trained * kept)
 
     @property

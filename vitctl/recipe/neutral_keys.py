@@ -25,7 +25,6 @@ RESULT_NEUTRAL = (
     "machine.group_timeout",
     "machine.attention",
     "machine.linear",
-    "machine.engine",
     "machine.checkpoint_blocks",
     "machine.compile",
     "machine.micro_batch",

@@ -107,16 +107,6 @@ class NetworkMachine(Machine):
     )
 
 
-class EvaluateMachine(NetworkMachine):
-    """[machine] of the job that also opens ONNX files."""
-
-    engine: Literal["onnxruntime", "openvino"] = knob(
-        "onnxruntime",
-        "predict and serve: what runs an ONNX file; openvino: on a CPU, faster than onnxruntime, and in bf16 "
-        "if machine.precision says so, after pip install 'vitctl[openvino]'",
-    )
-
-
 def _recomputed(value: Any) -> Recomputed:
     value = int(value) if isinstance(value, bool) else value
     if value == "attention" or (type(value) is int and value >= 0):
@@ -540,7 +530,10 @@ class Removed(NamedTuple):
     instead: str
 
 
-REMOVED = {"log.sample_keys": Removed((False, True), "log.trace records the images of every step")}
+REMOVED = {
+    "log.sample_keys": Removed((False, True), "log.trace records the images of every step"),
+    "machine.engine": Removed(("onnxruntime",), "to run an ONNX file in OpenVINO, open it there"),
+}
 
 
 def _uneven_problems(loss: Loss, data: TrainImages) -> tuple[tuple[object, str], ...]:
@@ -962,7 +955,7 @@ class Evaluate(Recipe):
 
     job: Literal["evaluate"]
     weights: WeightsSource = WeightsSource()
-    machine: EvaluateMachine = EvaluateMachine()
+    machine: NetworkMachine = NetworkMachine()
     data: EvaluateImages = EvaluateImages()
     evaluation: EvaluateScoring = EvaluateScoring()
 
