@@ -101,16 +101,6 @@ class NetworkMachine(Machine):
     )
 
 
-class EvaluateMachine(NetworkMachine):
-    """[machine] of the job that also opens ONNX files."""
-
-    engine: Literal["onnxruntime", "openvino"] = knob(
-        "onnxruntime",
-        "predict and serve: what runs an ONNX file; openvino: on a CPU, faster than onnxruntime, and in bf16 "
-        "if machine.precision says so, after pip install 'vitctl[openvino]'",
-    )
-
-
 def _recomputed(value: Any) -> Recomputed:
     value = int(value) if isinstance(value, bool) else value
     if value == "attention" or (type(value) is int and value >= 0):
@@ -570,6 +560,7 @@ REMOVED = {
     "machine.attention": Removed({"mixed": "math"}, "set 'math' or 'fused', or leave it out"),
     "machine.linear": Removed(dict.fromkeys(("auto", "torch", "onednn")), "torch multiplies; leave it out"),
     "machine.sharding": Removed({"zero1": "none"}, "set 'fsdp', or 'hsdp' on several machines"),
+    "machine.engine": Removed({"onnxruntime": None}, "to run an ONNX file in OpenVINO, open it there"),
 }
 
 
@@ -913,7 +904,7 @@ class Evaluate(Recipe):
 
     job: Literal["evaluate"]
     weights: WeightsSource = WeightsSource()
-    machine: EvaluateMachine = EvaluateMachine()
+    machine: NetworkMachine = NetworkMachine()
     data: EvaluateImages = EvaluateImages()
     evaluation: EvaluateScoring = EvaluateScoring()
 

@@ -21,6 +21,7 @@ from vitctl.launch.launcher import Follower
 from vitctl.launch.listing import RunLine, read_line
 from vitctl.launch.run_folder import LOGS, NOW, is_running
 from vitctl.launch.sweep_cells import is_done, run_cells
+from vitctl.models.flops import count_macs
 from vitctl.recipe.known import standing
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain
@@ -331,7 +332,7 @@ def show_costs(cells: Sequence[SweepCell]) -> None:
                 f"--dry-run plans training runs only; '{cell.recipe}' is for `vitctl {recipe.job}`"
             )
         plan = plan_training(recipe)
-        macs, flops = plan.macs_per_image / 1e9, plan.training_flops / 1e18
+        macs, flops = count_macs(plan.config) / 1e9, plan.training_flops / 1e18
         parameters = f"{plan.parameters / 1e6:,.1f}M"
         rows.append((name, parameters, f"{macs:,.4g}", f"{plan.steps:,}", f"{flops:,.4g}"))
     show_table(("run", "parameters", "GMACs", "steps", "EFLOPs"), rows)
