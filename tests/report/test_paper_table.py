@@ -110,9 +110,9 @@ def test_table_1__sizes_of_the_paper_and_exact_parameters() -> None:
     }
     printed = {row[0].removeprefix("ViT-")[0]: row[1:] for row in table_rows(1)}
     rows = setting_rows("1", H100)
-    assert {row.recipe: int(row.values[-1].replace(",", "")) for row in rows} == counts
+    assert {row[0]: int(row[-1].replace(",", "")) for row in rows} == counts
     for row in rows:
-        assert list(row.values[:5]) == printed[row.recipe[0]]
+        assert list(row[1:6]) == printed[row[0][0]]
 
 
 def test_cost__is_flops_over_what_the_gpu_reaches() -> None:
@@ -123,10 +123,10 @@ def test_cost__is_flops_over_what_the_gpu_reaches() -> None:
 
 
 def test_setting_rows__are_what_the_recipes_say() -> None:
-    three = {row.recipe: row.values for row in setting_rows("3", H100)}
+    three = {row[0]: row[1:-1] for row in setting_rows("3", H100)}
     assert three["in1k_l16"] == ("imagenet", "300", "0.003", "cosine", "0.3", "0.1")
     assert three["jft_r50x1"] == ("jft300m", "7", "0.001", "linear", "0.1", "none")
-    four = {row.recipe: row.values for row in setting_rows("4", H100)}
+    four = {row[0]: row[1:] for row in setting_rows("4", H100)}
     assert four["finetune_imagenet"] == ("20,000", "0.003, 0.01, 0.03, 0.06", "512", "384")
     assert four["vtab"][:2] == ("500 (ours), 2,500", "0.003 (ours), 0.01")
 

@@ -3,11 +3,12 @@
 import importlib.util
 import re
 import sys
+import textwrap
 import unicodedata
 import warnings
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import ImageFont
 
@@ -18,6 +19,8 @@ INK, PALE, BLUE, GREY = "#222222", "#6b6b6b", "#2a6fbb", "#d9d9d9"
 SERIES = (BLUE, "#c8553d", "#3d8b5f", "#8a5fb0", "#b58a2b", "#5c6b73")
 NOT_INSTALLED = "matplotlib is not installed; pip install 'vitctl[plots]' brings it"
 
+_HEADING, _LINE = 0.46, 0.15  # inches over a picture, and for each line of facts
+_LETTERS = 15.5  # of the facts that fit into an inch
 _FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts")
 _MOST_FONTS = 2000
 _SPECIAL = ("Math", "Bold", "Oblique", "Italic", "Light", "Thin", "Black", "Mono", "Serif", "Condensed")
@@ -119,6 +122,26 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
+class Heading(NamedTuple):
+    """Over a picture: what it shows, and of which weights, layer and images."""
+
+    title: str
+    facts: str
+
+
+def headed_figure(width: float, height: float, heading: Heading) -> Any:
+    """Return a figure with a body of this size, in inches, and a heading over it."""
+    lines = textwrap.wrap(heading.facts, int(_LETTERS * width), break_long_words=False) or [""]
+    whole = height + _HEADING + _LINE * len(lines)
+    figure = new_figure(width, whole)
+    figure.get_layout_engine().set(rect=(0, 0, 1, height / whole), w_pad=0.03, h_pad=0.03)
+    left, style = 0.08 / width, {"va": "top", "color": INK}
+    figure.text(left, 1 - 0.1 / whole, heading.title, fontsize=11, fontweight="bold", **style)
+    facts = "\n".join(map(label_text, lines))
+    figure.text(left, 1 - 0.34 / whole, facts, fontsize=8, linespacing=1.3, **style | {"color": PALE})
+    return figure
+
+
 def plain_axes(axes: Any, *, x: str = "", y: str = "", title: str = "", grid: str = "") -> None:
     """Make the labels small, and remove the frame above and to the right.
 
@@ -134,9 +157,9 @@ def plain_axes(axes: Any, *, x: str = "", y: str = "", title: str = "", grid: st
         axes.grid(axis=grid, color=GREY, linewidth=0.6)
         axes.set_axisbelow(True)
     if x:
-        axes.set_xlabel(x, fontsize=8)
+        axes.set_xlabel(x, fontsize=8, color=INK)
     if y:
-        axes.set_ylabel(y, fontsize=8)
+        axes.set_ylabel(y, fontsize=8, color=INK)
     if title:
         axes.set_title(title, fontsize=9, color=INK)
 
