@@ -212,16 +212,13 @@ def test_page__names_of_others_stay_text(tmp_path: Path) -> None:
     log = (run / "log.jsonl").read_text()
     (run / HOSTILE.replace("/", "") / "log.jsonl").write_text(log)
     (run / "inspect").mkdir()
-    (run / "inspect" / "<img onerror=x>.svg").write_text(
-        "<svg xmlns='http://www.w3.org/2000/svg'><script>alert(2)</script></svg>"
-    )
+    Image.new("RGB", (40, 30)).save(run / "inspect" / "<img onerror=x>.png")
     failed = made_up(tmp_path / "failed", "smoke", RunResult("pretrain", "failed", error=HOSTILE))
     shown = page_of(tmp_path, run, failed)
     assert (shown.elements.count("script"), shown.elements.count("b"), shown.inline) == (1, 0, [])
     assert shown.text.count(AS_TEXT) >= 12
     text = (tmp_path / "report.html").read_text()
     assert not {"\x1b", "\u202e"} & set(text)
-    assert "alert(2)" not in text
     assert all(re.fullmatch("[a-z0-9-]+", name) for name in shown.attributes)
 
 
@@ -298,13 +295,10 @@ def test_page__stays_below_3_mb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (tmp_path / "report.html").stat().st_size < size - 1
 
 
-def test_page__pictures_of_inspect_one_of_two_formats(tmp_path: Path) -> None:
+def test_page__pictures_of_inspect(tmp_path: Path) -> None:
     run = made_up(tmp_path / "a", "smoke", None)
     (run / "inspect" / "deep").mkdir(parents=True)
     Image.new("RGB", (40, 30), (200, 10, 10)).save(run / "inspect" / "filters.png")
-    (run / "inspect" / "filters.svg").write_text(
-        "<svg xmlns='http://www.w3.org/2000/svg'>" + " " * 5000 + "</svg>"
-    )
     Image.new("RGB", (3000, 30)).save(run / "inspect" / "deep" / "attention_distance.png")
     (run / "inspect" / "broken.png").write_bytes(b"no png")
     shown = page_of(tmp_path, run)

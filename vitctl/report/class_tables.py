@@ -32,8 +32,7 @@ _MAX_CONFUSION_BYTES, _MAX_PICTURE_BYTES = 64 * 2**20, 16 * 2**20
 _MAX_CLASSES_IN_NUMBERS, _MAX_CLASSES_IN_COLOURS = 12, 60  # of a confusion matrix
 _NUM_CONFUSIONS, _NUM_WORST, _NUM_WRONG, _NUM_EXAMPLES, _NUM_LISTED = 12, 5, 4, 12, 200
 _THUMBNAIL = 112  # pixels of the longer side
-_MAX_WIDTH, _MAX_PIXELS, _MAX_PICTURES = 1400, 40_000_000, 40
-_KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
+_MAX_WIDTH, _MAX_PICTURES = 1400, 40
 
 Counts = Counter[tuple[str, str]]  # images by class and answer
 
@@ -245,47 +244,28 @@ def thumbnail(source: Source, sample: int, alt: str, budget: Budget) -> Block | 
 
 
 def inspect_pictures(run: Path, budget: Budget) -> tuple[list[Block], list[str]]:
-    """Return the PNG and SVG files under RUN/inspect, and a line for each that cannot be shown.
-
-    An SVG is shown as an image, in which browsers run no scripts. If both formats exist, the smaller is
-    taken.
-    """
-    found = (run / INSPECT).rglob("*")
-    files = [f for f in found if f.suffix.lower() in _KINDS and f.is_file() and not f.is_symlink()]
-    files.sort(key=lambda path: path.stat().st_size, reverse=True)
-    smallest = {path.with_suffix(""): path for path in files}
+    """Return the PNG files under RUN/inspect, and a line for each that cannot be shown."""
+    files = [path for path in sorted((run / INSPECT).rglob("*.png")) if path.is_file()]
     pictures, problems = [], []
-    for stem, path in sorted(smallest.items())[:_MAX_PICTURES]:
+    for path in files[:_MAX_PICTURES]:
         name = str(path.relative_to(run))
-        title = " ".join(stem.name.replace("_", " ").replace("-", " ").split()) or name
-        kind = _KINDS[path.suffix.lower()]
+        title = " ".join(path.stem.replace("_", " ").replace("-", " ").split()) or name
         try:
-            picture = budget.picture(_picture_bytes(path), kind, f"{title}, drawn by vitctl inspect")
+            content = read_bytes(path, _MAX_PICTURE_BYTES, error=CheckpointError)
+            with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
+                image.thumbnail((_MAX_WIDTH, image.height))
+                content = _encoded(image, "PNG", optimize=True)
         except (VitctlError, OSError, ValueError, Image.DecompressionBombError) as error:
             problems.append(f"{name}: {error}")
             continue
+        picture = budget.picture(content, "image/png", f"{title}, drawn by vitctl inspect")
         if picture is None:
             problems.append(f"{name}: the page has no room for it")
         else:
             pictures.append(picture | {"caption": title[:1].upper() + title[1:]})
-    if len(smallest) > _MAX_PICTURES:
+    if len(files) > _MAX_PICTURES:
         problems.append(f"more than {_MAX_PICTURES} pictures; the others are in {INSPECT}/")
     return pictures, problems
-
-
-def _picture_bytes(path: Path) -> bytes:
-    """Return the bytes of a picture, or of a smaller copy if a PNG is wider than needed."""
-    content = read_bytes(path, _MAX_PICTURE_BYTES, error=CheckpointError)
-    if path.suffix.lower() == ".svg":
-        return content
-    with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
-        if image.width * image.height > _MAX_PIXELS:
-            raise CheckpointError(f"{image.width} x {image.height} pixels are too many")
-        image.load()
-        if image.width <= _MAX_WIDTH:
-            return content
-        size = (_MAX_WIDTH, max(1, round(image.height * _MAX_WIDTH / image.width)))
-        return _encoded(image.convert("RGB").resize(size), "PNG", optimize=True)
 
 
 def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:

@@ -1,7 +1,6 @@
 """The look of all matplotlib figures, and how they are written. Matplotlib is imported when it is needed."""
 
 import importlib.util
-import re
 import sys
 import textwrap
 import unicodedata
@@ -25,7 +24,6 @@ _FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts"
 _MOST_FONTS = 2000
 _SPECIAL = ("Math", "Bold", "Oblique", "Italic", "Light", "Thin", "Black", "Mono", "Serif", "Condensed")
 _NO_LETTER = "\uffff"
-_LATIN = re.compile("LATIN (CAPITAL|SMALL) (?:LETTER|LIGATURE) ([A-Z]{1,2})(?: WITH .*)?$")
 _SPELLED: set[str] = set()  # letters that no font of this machine has
 _NOTED: list[bool] = []
 
@@ -69,7 +67,7 @@ def font_path(text: str, first: str = "") -> str:
 def drawable(text: str, size: int, first: str = "") -> tuple[str, Any]:
     """Return a text spelled in letters that its font has, and Pillow's font of that size.
 
-    Letters that no font has become Latin ones without accents, "[dog]" for a symbol, "[U+72AC]" for others.
+    Letters that no font has lose their accents, or become "[U+72AC]".
     """
     text = unicodedata.normalize("NFC", text)
     path = font_path(text, first)
@@ -78,23 +76,16 @@ def drawable(text: str, size: int, first: str = "") -> tuple[str, Any]:
 
 @lru_cache(4096)
 def _drawable(letter: str, path: str) -> str:
-    name, kind = unicodedata.name(letter, ""), unicodedata.category(letter)
-    if kind == "Cf" or 0xFE00 <= ord(letter) <= 0xFE0F:  # joiners, and variants of symbols
+    kind = unicodedata.category(letter)
+    if kind in ("Cf", "Mn") or 0xFE00 <= ord(letter) <= 0xFE0F:  # joiners, lone accents, variants of symbols
         return ""
     if _has(path, letter):
         return letter
-    if latin := _LATIN.match(name):
-        return latin[2].capitalize() if latin[1] == "CAPITAL" else latin[2].lower()
     plain = unicodedata.normalize("NFKD", letter)
-    plain = (
-        letter.casefold() if plain == letter and len(letter.casefold()) > 1 else plain
-    )  # as ss for the German letter
     if plain != letter:
         return "".join(_drawable(one, path) for one in plain)
-    if kind in ("Pd", "Mn"):  # accents that stand alone are left out
-        return "-" if kind == "Pd" else ""
     _SPELLED.add(letter)
-    return f"[{name.lower()}]" if kind == "So" and name else f"[U+{ord(letter):04X}]"
+    return f"[U+{ord(letter):04X}]"
 
 
 def note_spelled() -> None:

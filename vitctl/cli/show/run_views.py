@@ -9,9 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.cli.show.render import Screen, show_result
@@ -178,24 +175,10 @@ def clean_runs(runs: Sequence[Path], *, yes: bool) -> None:
     say(f"freed {bytes_text(freed)}")
 
 
-def show_finding(finding: Finding, inside: str, console: Console = CONSOLE) -> None:
-    """Print a finding of `vitctl verify`: wrapped beside its label on a terminal, one line elsewhere.
-
-    Args:
-        finding: the finding.
-        inside: the training inside the run that it is about; "" for the run.
-        console: where to print.
-    """
+def show_finding(finding: Finding, inside: str) -> None:
+    """Print a finding of `vitctl verify`; `inside` is the training in the run that it is about, or ""."""
     label = finding.state.upper() if finding.state in FAILS else finding.state
-    text = f"{inside}: " * bool(inside) + f"{finding.what}: {finding.text}"
-    if not console.is_terminal:
-        console.print(f"{label:<{_FINDING}}{text}", markup=False, highlight=False, soft_wrap=True)
-        return
-    row = Table.grid(padding=0)
-    row.add_column(width=_FINDING, no_wrap=True)
-    row.add_column(overflow="fold")
-    row.add_row(Text(label), Text(text))
-    console.print(row)
+    say(f"{label:<{_FINDING}}{f'{inside}: ' * bool(inside)}{finding.what}: {finding.text}")
 
 
 def sparkline(values: Sequence[float]) -> str:
