@@ -1,6 +1,5 @@
 """The paper's tables from the recipes, our results beside its own, and the figures."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from tests.recipes.paper import table_rows
 from vitctl.errors import RecipeError
 from vitctl.recipe.paper import FIVE, RESULTS
 from vitctl.report.our_results import OurResults, Pretraining
-from vitctl.report.paper_plot import PLOTS, SPEEDS, family_of, read_speeds
+from vitctl.report.paper_plot import PLOTS, family_of
 from vitctl.report.paper_table import Gpu, cost_of, find_gpu, result_rows, setting_rows, task_rows
 
 B32 = Pretraining("jft_b32")
@@ -78,25 +77,6 @@ def test_figures__are_drawn_with_ours_beside_and_differ_by_them(tmp_path: Path) 
         assert empty.read_bytes() != full.read_bytes()
     families = [family_of(name) for name in RESULTS["fig5"].rows]
     assert [families.count(family) for family in ("ResNet", "ViT", "hybrid")] == [7, 6, 5]  # Section 4.4
-
-
-def test_speeds__are_of_a_core_at_224_or_refused(tmp_path: Path) -> None:
-    file = tmp_path / SPEEDS
-    assert read_speeds(file) == ({}, "images/s")
-    cells = [{"model": "B/32", "image_size": side, "images_per_second": 4.0 * side} for side in (64, 224)]
-    numbers = {"cells": cells, "cores": 2, "core": "thread", "machine": {"device_name": "a CPU"}}
-    file.write_text(json.dumps(numbers))
-    assert read_speeds(file) == ({"B/32": 448.0}, "images/s of a thread, a CPU")
-    for wrong in (
-        [],
-        {**numbers, "cores": 0},
-        {**numbers, "cores": -2},
-        {**numbers, "cells": 1},
-        {**numbers, "machine": {}},
-    ):
-        file.write_text(json.dumps(wrong))
-        with pytest.raises(RecipeError, match="should hold numbers of `vitctl bench model --resolutions`"):
-            read_speeds(file)
 
 
 def test_table_1__sizes_of_the_paper_and_exact_parameters() -> None:
