@@ -309,14 +309,6 @@ def test_page__pictures_of_inspect(tmp_path: Path) -> None:
     assert "Not shown: inspect/broken.png" in shown.text
 
 
-def test_read_folders__what_is_no_run_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="holds no run"):
-        read_folders([tmp_path / "empty"])
-    with pytest.raises(CheckpointError, match="no such folder"):
-        read_folders([tmp_path / "gone"])
-
-
 def test_page__of_a_damaged_run_shows_the_rest(tmp_path: Path) -> None:
     run = made_up(tmp_path / "a", "smoke", RunResult("pretrain", "done", {"accuracy": 0.5}), 12)
     (run / "recipe.toml").write_text('job = "pretrain"\nnonsense = 3\n')

@@ -6,11 +6,10 @@ import pytest
 from PIL import Image
 
 from tests.recipes.paper import table_rows
-from vitctl.errors import RecipeError
 from vitctl.recipe.paper import FIVE, RESULTS
 from vitctl.report.our_results import OurResults, Pretraining
 from vitctl.report.paper_plot import PLOTS, family_of
-from vitctl.report.paper_table import Gpu, cost_of, find_gpu, result_rows, setting_rows, task_rows
+from vitctl.report.paper_table import Gpu, cost_of, result_rows, setting_rows, task_rows
 
 B32 = Pretraining("jft_b32")
 
@@ -109,13 +108,3 @@ def test_setting_rows__are_what_the_recipes_say() -> None:
     four = {row[0]: row[1:] for row in setting_rows("4", H100)}
     assert four["finetune_imagenet"] == ("20,000", "0.003, 0.01, 0.03, 0.06", "512", "384")
     assert four["vtab"][:2] == ("500 (ours), 2,500", "0.003 (ours), 0.01")
-
-
-def test_machine__refuses() -> None:
-    assert find_gpu("h100", 1.0) == Gpu("H100", 1.0)
-    with pytest.raises(RecipeError, match="--device TPU: unknown; known: GB200, B200"):
-        find_gpu("TPU", 0.4)
-    with pytest.raises(
-        RecipeError, match=r"--mfu 40: a share of the peak, above 0 and at most 1, e\.g\. 0\.4"
-    ):
-        find_gpu("H100", 40)
