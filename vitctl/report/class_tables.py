@@ -142,21 +142,14 @@ def wrong_answers(run: RunRecords, answers: "Answers | None", budget: Budget) ->
     if not rows:
         return []
     rows.sort(key=lambda row: -row["probability"])
-    items = [
-        {
-            "picture": picture,
-            "label": row["truth"],
-            "is_right": False,
-            "bars": [
-                (row[name], row[p])
-                for name, p in (("answer", "probability"), ("truth", "truth_probability"))
-                if row[p] is not None
-            ],
-        }
-        for row in (rows[:_NUM_EXAMPLES] if source else ())
-        if source
-        and (picture := thumbnail(source, row["sample"], f"{row['path']}, of class {row['truth']}", budget))
-    ]
+    items = []
+    for row in rows[:_NUM_EXAMPLES] if source is not None else ():
+        assert source is not None
+        picture = thumbnail(source, row["sample"], f"{row['path']}, of class {row['truth']}", budget)
+        bars = [(row["answer"], row["probability"]), (row["truth"], row["truth_probability"])]
+        bars = [(name, probability) for name, probability in bars if probability is not None]
+        if picture is not None:
+            items.append({"picture": picture, "label": row["truth"], "is_right": False, "bars": bars})
     listed = [
         (
             *(row[name] for name in ("path", "truth", "answer")),

@@ -285,8 +285,8 @@ def _vtab_tables(metrics: Mapping[str, Any]) -> list[Block]:
     rows.append(("mean of the groups", share(metrics.get("mean_of_groups")), "", "", *[""] * len(paper)))
     of_paper = "To the right, the paper's results on the same tasks (Table 9)."
     of_paper = of_paper if paper else "The paper has no results on these tasks."
-    copies = [f"{task}: {row['copy']}." for task, row in tasks.items() if row.get("copy")]
-    note = " ".join([f"{metrics.get('protocol', '')}.", of_paper, *copies])
+    copies = [f"note: {task}: {row['copy']}." for task, row in tasks.items() if row.get("copy")]
+    note = "\n".join([f"{metrics.get('protocol', '')}.", of_paper, *copies])
     header = ("task", "accuracy", second.replace("mean_per_class", "per class"), "majority", *paper)
     made = [table("VTAB by task and group", header, rows, note=note)]
     if tried := metrics.get("sweep"):
