@@ -102,10 +102,9 @@ def test_choose__is_the_same_for_the_same_seed() -> None:
     ("name", "drawn"),
     [
         ("Miniature Pinscher dog", "Miniature Pinscher dog"),
-        ("Übergrößenträger 🐕 犬", "Ubergrossentrager [dog] [U+72AC]"),
-        ("u\u0308 Łódź œuvre – naïve ½", "u Lodz oeuvre - naive 1⁄2"),
+        ("Übergrößenträger 🐕 犬", "Ubergro[U+00DF]entrager [U+1F415] [U+72AC]"),
+        ("u\u0308 Łódź œuvre – naïve ½", "u [U+0141]odz [U+0153]uvre [U+2013] naive 1⁄2"),
         ("Жук", "[U+0416][U+0443][U+043A]"),
-        ("👩\u200d🚀", "[woman][rocket]"),
     ],
 )
 def test_drawable__without_other_fonts_has_no_letter_that_the_font_lacks(

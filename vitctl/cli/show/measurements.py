@@ -133,7 +133,6 @@ def run_resolutions(
 ) -> None:
     """Measure forward passes at several resolutions, print a table, and write the plot and its numbers."""
     from vitctl.bench.resolutions import MODELS, bench_resolutions, parse_sides
-    from vitctl.report.paper_plot import SPEEDS
 
     if resolutions is None:
         raise RecipeError(f"--plot {plot}: needs --resolutions, e.g. --resolutions 64..512")
@@ -142,7 +141,7 @@ def run_resolutions(
     of_recipe += [flag for flag in flags if flag != "--precision"] + ["--set"] * bool(options.sets)
     if of_recipe:
         raise RecipeError(f"{of_recipe[0]}: --resolutions takes model names, not a recipe; leave it out")
-    picture = plot or Path(SPEEDS).with_suffix(".png")
+    picture = plot or Path("speed.png")
     numbers = options.json or picture.with_suffix(".json")
     check_target("--plot", picture, (".png", ".svg"))
     check_target("--plot", numbers, (".json",))
