@@ -62,13 +62,6 @@ def shards(
     quality: Annotated[
         int | None, typer.Option("--quality", help="Recompress JPEGs at this quality", min=1, max=100)
     ] = None,
-    restart_markers: Annotated[
-        bool,
-        typer.Option(
-            "--restart-markers",
-            help="Add restart markers to JPEGs by jpegtran: same pixels, and training decodes only the crop",
-        ),
-    ] = False,
     bad: Annotated[
         str,
         typer.Option(
@@ -105,11 +98,7 @@ def shards(
     splits = _checked_splits(
         originals, source, out, bad, drop, keep, number_of_workers(workers), sys.argv[1:]
     )
-    reencode = (
-        Reencode(max_side or 0, quality or 0, restart_markers)
-        if max_side or quality or restart_markers
-        else None
-    )
+    reencode = Reencode(max_side or 0, quality or 0) if max_side or quality else None
     sizes: dict[str, Any] = {"max_bytes": max_mib * MIB, "max_samples": max_samples}
     write = partial(
         write_originals, reencode=reencode, seed=seed, workers=number_of_workers(workers), **sizes

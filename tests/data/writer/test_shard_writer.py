@@ -1,12 +1,10 @@
 import io
 import json
-import re
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from tests.data.conftest import CLASSES, make_items, picture, several, store
-from vitctl.data.images.decode import Reencode, decode, open_picture
+from vitctl.data.images.decode import Reencode
 from vitctl.data.images.image_types import image_extension
 from vitctl.data.shards.indexing import index_shards
 from vitctl.data.source.stores import ShardSource
@@ -295,66 +293,10 @@ def test_reencode__compressed_again_it_has_restart_markers() -> None:
         assert interval_of(Reencode(max_side=size)(photo(700, mode))) == interval
 
 
-@pytest.mark.skipif(not which("jpegtran"), reason="needs jpegtran")
-@pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"progressive": True}, {"mode": "L"}])
-def test_reencode__restart_markers_leave_the_pixels(options: dict[str, Any]) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    data = photo(640, exif=exif, **options)
-    marked = Reencode(restart_markers=True)(data)
-    assert interval_of(marked) > 0
-    assert Image.open(io.BytesIO(marked)).info["exif"] == Image.open(io.BytesIO(data)).info["exif"]
-    np.testing.assert_array_equal(decode(marked), decode(data))
-    assert open_picture(marked).region(40, 50, 8, 8).tolist() == decode(data)[40:48, 50:58].tolist()
-    assert Reencode(restart_markers=True)(photo(64, "CMYK")) == photo(64, "CMYK")
-
-
-@pytest.mark.skipif(not which("jpegtran"), reason="needs jpegtran")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_write_split__counts_images_with_restart_markers(tmp_path: Path, workers: int) -> None:
-    files = [
-        photo(90),
-        photo(90, progressive=True),
-        photo(90, restart_marker_rows=1),
-        photo(90, "CMYK"),
-        picture(1),
-    ]
-    items = [Item(str(number), 0, lambda data=data: data) for number, data in enumerate(files)]
-    notes = list[str]()
-    how: dict[str, Any] = {
-        "note": notes.append,
-        "workers": workers,
-        "reencode": Reencode(restart_markers=True),
-    }
-    stored = ShardSource(store(items, tmp_path / "train", **how))
-    marked = sum(interval_of(stored.read(number)) > 0 for number in range(len(files)))
-    (note,) = notes
-    assert [int(number) for number in re.findall(r"\d+", note)] == [marked, len(files), 1, 1]
-    assert marked == 3
-
-
-def test_reencode__restart_markers_need_jpegtran_that_keeps_pixels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DataError, match="restart markers need the program jpegtran"):
-        Reencode(restart_markers=True)
-    for answer in (photo(91), b"", photo(90)[:-400]):
-        (tmp_path / "answer").write_bytes(answer)
-        (tmp_path / "jpegtran").write_text(f"#!/bin/sh\nexec /bin/cat {tmp_path}/answer\n")
-        (tmp_path / "jpegtran").chmod(0o700)
-        assert Reencode(restart_markers=True)(photo(90)) == photo(90)
-    (tmp_path / "jpegtran").write_text("#!/bin/sh\necho no memory >&2\nexit 1\n")
-    with pytest.raises(DataError, match=r"^a: cannot be resized .* \(jpegtran failed: no memory\)"):
-        store([Item("a", 0, lambda: photo(90))], tmp_path / "train", reencode=Reencode(restart_markers=True))
-
-
-@pytest.mark.skipif(not which("jpegtran"), reason="needs jpegtran")
 def test_reencode__a_missing_end_marker_does_not_matter() -> None:
     """Training reads such images too."""
     whole = photo(640)
-    for options in ({"max_side": 256}, {"restart_markers": True}):
-        assert Reencode(**options)(whole[:-2]) == Reencode(**options)(whole)
+    assert Reencode(max_side=256)(whole[:-2]) == Reencode(max_side=256)(whole)
     assert Reencode(max_side=700)(whole[:-2]) == whole[:-2]
 
 

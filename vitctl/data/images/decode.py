@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from shutil import which
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -31,7 +30,6 @@ from vitctl.data.images.jpeg import (
     restart_interval,
     unread_coding,
     with_end_marker,
-    with_restart_markers,
 )
 from vitctl.data.images.pixel_digest import is_flat
 from vitctl.errors import DataError
@@ -451,50 +449,32 @@ def without_heic(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Reencode:
-    """Re-encodes JPEG files to smaller ones, or to ones that are decoded faster.
+    """Re-encodes JPEG files to smaller ones, which are decoded faster.
 
     Args:
         max_side: limit on the longer side, in pixels: larger images are resized to it, all others stay
             unchanged. 0 for no limit: then every JPEG is compressed again, and the result is used only where
             it is smaller.
         quality: of the JPEG, 1 to 100; 0 for 90.
-        restart_markers: add restart markers to all JPEGs; see `with_restart_markers`. Compressed again, they
-            have them anyway.
     """
 
     max_side: int = 0
     quality: int = 0
-    restart_markers: bool = False
-
-    def __post_init__(self) -> None:
-        if self.restart_markers and not which("jpegtran"):
-            raise DataError(
-                "restart markers need the program jpegtran: install libjpeg-turbo-progs (Debian, Ubuntu), "
-                "libjpeg-turbo-utils (Fedora) or jpeg-turbo (Homebrew)"
-            )
 
     def __str__(self) -> str:
         shrunk = f"JPEG longer than {self.max_side} pixels shrunk to that"
         again = shrunk if self.max_side else "JPEG compressed again"
-        smaller = f"{again}, quality {self.quality or _USUAL_QUALITY}, Pillow {PIL.__version__}"
-        parts = [smaller] if self.max_side or self.quality else []
-        return "; ".join([*parts, *["JPEG with restart markers"] * self.restart_markers])
+        return f"{again}, quality {self.quality or _USUAL_QUALITY}, Pillow {PIL.__version__}"
 
     def __call__(self, data: bytes) -> bytes:
         """Return the file to store in place of a JPEG.
 
-        The pixels change only with `max_side` or `quality`. Resizing uses Pillow's Lanczos filter; grey stays
-        grey, CMYK becomes RGB; colour profile and EXIF data are kept.
+        Resizing uses Pillow's Lanczos filter; grey stays grey, CMYK becomes RGB; colour profile and EXIF data
+        are kept. The result has restart markers, so that training decodes only the crop; see `cut_out`.
 
-        Raises:
-            BadSample: it cannot be decoded.
-            DataError: jpegtran failed.
+        Raises BadSample if it cannot be decoded.
         """
         picture = open_picture(data)
-        smaller = data if not (self.max_side or self.quality) else self._smaller(data, picture)
-        return with_restart_markers(smaller) if self.restart_markers else smaller
-
-    def _smaller(self, data: bytes, picture: Picture) -> bytes:
         if self.max_side and max(picture.height, picture.width) <= self.max_side:
             return data
         try:
