@@ -126,25 +126,32 @@ class Pickler(pickle.Pickler):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_export_of_each_graph() -> Iterator[None]:
-    """Let torch, which takes 2 s for it, export equal modules to ONNX once; each caller gets a copy."""
+def one_export_of_each_graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let torch, which takes 3 s for it, export equal modules to ONNX once for all workers; each caller gets
+    a copy.
+    """
     import onnx
     import torch
     from onnx_ir import serde
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    export, exported = torch.onnx.export, dict[bytes, bytes]()
+    from tests.trained import made_once
+
+    export = torch.onnx.export
 
     def copied(module: Any, args: Any, **how: Any) -> Any:
+        def write(path: Path) -> None:
+            path.write_bytes(export(module, args, **how).model_proto.SerializeToString())
+
         content = io.BytesIO()
         Pickler(content).dump((module, args, repr(how)))
-        key = content.getvalue()
-        if key not in exported:
-            exported[key] = export(module, args, **how).model_proto.SerializeToString()
-        model = serde.deserialize_model(onnx.load_from_string(exported[key]))
-        return torch.onnx.ONNXProgram(model, None)
+        name = f"graph-{hashlib.sha256(content.getvalue()).hexdigest()}"
+        made = made_once(tmp_path_factory, name, write).read_bytes()
+        return torch.onnx.ONNXProgram(serde.deserialize_model(onnx.load_from_string(made)), None)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.onnx, "export", copied)
+        patch.setattr(ONNXRegistry, "from_torchlib", cache(ONNXRegistry.from_torchlib))
         yield
 
 

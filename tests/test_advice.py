@@ -10,14 +10,14 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.conftest import ROOT
 from tests.docs.conftest import find_command
-from tests.test_messages import PACKAGE, _is_text, _text
+from tests.sources import nodes
+from tests.test_messages import _is_text, _text
 from vitctl.cli.app import COMMANDS, GROUPS, USAGE_ERROR
 from vitctl.data.source.splits import resolve
 from vitctl.recipe.load import every_key, takes
@@ -80,14 +80,20 @@ _OPTION = re.compile(r"(?<![\w{-])--[a-z][a-z0-9-]*(?![\w_])")
 _VARIABLE = re.compile(r"(?<![\w{/])[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+(?![\w}])")
 
 
-def texts() -> Iterator[Text]:
-    """Yield every text in the package that is no docstring, with inserted names in braces."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        skipped = {id(part) for node in ast.walk(tree) for part in _parts(node)}
-        for node in ast.walk(tree):
-            if id(node) not in skipped and _is_text(node):
-                yield str(path.relative_to(PACKAGE)), _text(node).replace("\\n", "\n")
+@cache
+def texts() -> list[Text]:
+    """Return every text in the package that is no docstring, with inserted names in braces."""
+    found = []
+    for name, all_nodes in nodes().items():
+        skipped = {id(part) for node in all_nodes for part in _parts(node)}
+        shown = [node for node in all_nodes if _is_text(node) and id(node) not in skipped]
+        found += [(name, _text(node).replace("\\n", "\n")) for node in shown]
+    return list(dict.fromkeys(found))
+
+
+def prose() -> list[Text]:
+    """Return the texts of several words."""
+    return [(module, text) for module, text in texts() if " " in text]
 
 
 def _parts(node: ast.AST) -> list[ast.AST]:
@@ -97,10 +103,6 @@ def _parts(node: ast.AST) -> list[ast.AST]:
     body = getattr(node, "body", None)
     is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     return [body[0].value] if is_documented and body and isinstance(body[0], ast.Expr) else []
-
-
-TEXTS = list(dict.fromkeys(texts()))
-PROSE = [(module, text) for module, text in TEXTS if " " in text]
 
 
 def filled(text: str) -> str:
@@ -124,36 +126,34 @@ def options(command: Any) -> set[str]:
     return own.union(*(options(one) for one in getattr(command, "commands", {}).values()))
 
 
-COMMAND_LINES = [(module, line) for module, text in TEXTS for line in proposed(text)]
-
-
-@pytest.mark.parametrize(("module", "line"), COMMAND_LINES, ids=[line for _, line in COMMAND_LINES])
-def test_commands__are_taken_by_the_command_line(module: str, line: str) -> None:
-    """A command that is only named, perhaps with options, need not have its arguments."""
-    assert module
-    words = shlex.split(filled(line))
-    command, rest = find_command(words)
+def refusal(line: str) -> str | None:
+    """Why a command is not taken. One that is only named, perhaps with options, needs no arguments."""
+    command, rest = find_command(shlex.split(filled(line)))
     named = [word for word in rest if word.startswith("--")]
-    assert {*named} <= options(command) | {"--help"}, line
-    if rest != named:
-        try:
+    if unknown := {*named} - options(command) - {"--help"}:
+        return f"{line}: {unknown}"
+    try:
+        if rest != named:
             command.make_context("vitctl", rest)
-        except USAGE_ERROR as error:
-            pytest.fail(f"{line}: {error.format_message()}")
+    except USAGE_ERROR as error:
+        return f"{line}: {error.format_message()}"
+    return None
 
 
-def test_commands__there_are_many() -> None:
-    assert len(COMMAND_LINES) > 90
+def test_commands__are_taken_by_the_command_line() -> None:
+    lines = [(module, line) for module, text in texts() for line in proposed(text)]
+    assert len(lines) > 90
+    assert [(module, why) for module, line in lines if (why := refusal(line))] == []
 
 
 def test_keys__are_those_of_recipes() -> None:
-    found = {(module, key) for module, text in PROSE for key in _KEY.findall(text)}
+    found = {(module, key) for module, text in prose() for key in _KEY.findall(text)}
     odd = [(module, key) for module, key in found if key not in KEYS and not key.endswith(FILES)]
     assert (odd, len(found) > 150) == ([], True)
 
 
 def test_keys__take_the_values_that_are_said() -> None:
-    found = {(key, value) for _, text in PROSE for key, value in _VALUE.findall(text) if key in KEYS}
+    found = {(key, value) for _, text in prose() for key, value in _VALUE.findall(text) if key in KEYS}
     assert len(found) > 40
     fixed = [(key, value) for key, value in found if "{" not in value and value not in FILLED]
     assert [(key, value) for key, value in fixed if not takes(key, value)] == []
@@ -161,12 +161,12 @@ def test_keys__take_the_values_that_are_said() -> None:
 
 def test_options__exist() -> None:
     known = options(find_command([])[0]) | {*OTHER_PROGRAMS, "--help"}
-    odd = {(module, one) for module, text in PROSE for one in _OPTION.findall(text) if one not in known}
+    odd = {(module, one) for module, text in prose() for one in _OPTION.findall(text) if one not in known}
     assert odd == set()
 
 
 def test_options__of_a_module_of_one_command_are_its_own() -> None:
-    for module, text in PROSE:
+    for module, text in prose():
         name = "export" if module.startswith("export/") else Path(module).stem
         if name in NAMES - {*GROUPS} - {"quickstart", "doctor", "compare"}:  # they tell of other commands
             own = options(find_command([name])[0]) | {*OTHER_PROGRAMS}
@@ -175,21 +175,21 @@ def test_options__of_a_module_of_one_command_are_its_own() -> None:
 
 def test_extras__exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    found = {name for _, text in TEXTS for name in re.findall(r"vitctl\[(.+?)\]", text)}
+    found = {name for _, text in texts() for name in re.findall(r"vitctl\[(.+?)\]", text)}
     assert "serve" in found
     assert {FILLED.get(name.strip("{}"), name) for name in found} <= {*extras, "digits"}
 
 
 def test_variables__are_read() -> None:
-    whole = {text for _, text in TEXTS} | LIBRARIES
-    found = {(module, name) for module, text in PROSE for name in _VARIABLE.findall(text)}
+    whole = {text for _, text in texts()} | LIBRARIES
+    found = {(module, name) for module, text in prose() for name in _VARIABLE.findall(text)}
     odd = {(module, name) for module, name in found if name not in whole and name not in FILLED}
     assert odd == set()
 
 
 def test_splits__can_be_read() -> None:
     sizes = {"train": 1000, "test": 1000}
-    found = {part for _, text in TEXTS for part in re.findall(r"'((?:train|test)\[[^']*\])'", text)}
+    found = {part for _, text in texts() for part in re.findall(r"'((?:train|test)\[[^']*\])'", text)}
     assert len(found) > 3
     for part in found:
         assert resolve(part, sizes)
@@ -198,10 +198,10 @@ def test_splits__can_be_read() -> None:
 def test_limits__are_said() -> None:
     """Where a limit is checked and something is refused, the limit is in the message."""
     odd = []
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for name, all_nodes in nodes().items():
+        for node in all_nodes:
             if isinstance(node, ast.If) and any(isinstance(one, ast.Raise) for one in ast.walk(node)):
                 used = {*re.findall(r"\blimits\.[A-Z_]+", ast.unparse(node.test))}
                 said = " ".join(map(ast.unparse, node.body))
-                odd += [(path.name, name) for name in used if name not in said]
+                odd += [(name, bound) for bound in used if bound not in said]
     assert odd == []

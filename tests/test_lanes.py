@@ -146,6 +146,7 @@ CHAINS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chain", CHAINS)
 def test_lanes__stopped_and_killed_it_goes_on_with_other_numbers_of_processes(
     one: Path, data: Path, tmp_path: Path, chain: tuple[tuple[int, signal.Signals | None], ...]

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import vitctl
+from tests.sources import nodes
 from vitctl.errors import VitctlError
 
-PACKAGE = Path(vitctl.__file__).parent
 GOLDEN = Path(__file__).parent / "golden" / "messages.txt"
 
 
@@ -29,12 +28,11 @@ def test_messages__match_the_golden_file(request: pytest.FixtureRequest) -> None
 def messages() -> Iterator[str]:
     """Yield `module ErrorClass: text with {placeholders}` for each message in the package."""
     kinds = {"VitctlError", "LostProcess", *(kind.__name__ for kind in VitctlError.__subclasses__())}
-    for path in PACKAGE.rglob("*.py"):
-        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-        tree = ast.parse(path.read_text())
-        raised = {node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise)}
-        parameters = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-        for call in ast.walk(tree):
+    for name, found in nodes().items():
+        module = ".".join(("vitctl", *Path(name).with_suffix("").parts))
+        raised = {node.exc for node in found if isinstance(node, ast.Raise)}
+        parameters = {node.arg for node in found if isinstance(node, ast.arg)}
+        for call in found:
             if not isinstance(call, ast.Call):
                 continue
             function = _name(call.func)

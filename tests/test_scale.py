@@ -56,6 +56,7 @@ def srun(line: list[str], rank: int, port: int) -> warm.Popen:
     )
 
 
+@pytest.mark.slow
 def test_srun__two_nodes_of_two_processes(one_process: Path, tiny_data: Path, tmp_path: Path) -> None:
     folder, port = tmp_path / "run", free_port()
     tasks = [srun(command(folder, tiny_data, **{"machine.micro_batch": 2}), rank, port) for rank in range(4)]
@@ -188,6 +189,7 @@ def test_fsdp__equals_ddp_in_float32(
                 assert (tensor - other[key]).abs().max() <= most, (name, key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_data_lanes__each_process_reads_its_own_shards(
     sharding: str, tiny_data: Path, tmp_path: Path

@@ -137,6 +137,7 @@ def test_files__are_written_before_anything_is_printed(
     assert all(Path(name).stat().st_size for name in ("m.json", "d.json", "p.json", "p.png"))
 
 
+@pytest.mark.slow
 def test_files__that_cannot_be_written_lose_no_measurement(
     vitctl: Vitctl, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,14 +92,14 @@ def many(root: Path, number: int = 1200, bad: int = -1) -> Path:
 
 def test_check__decodes_every_image_and_quick_says_that_it_does_not(vitctl: Vitctl, tmp_path: Path) -> None:
     many(tmp_path / "out")
-    said = vitctl("data", "check", "out", "--accept-labels")  # one picture in both classes
+    said = vitctl("data", "check", "out", "--accept-labels", "--workers", 0)  # one picture in both classes
     assert (said.code, "1,200 decoded, 0 problems" in said.out, "nothing is damaged" in said.out) == (
         0,
         True,
         True,
     )
     many(tmp_path / "bad", 2400, bad=7)
-    found = vitctl("data", "check", "bad")
+    found = vitctl("data", "check", "bad", "--workers", 0)
     assert (found.code, "k7" in found.out) == (2, True)
     said = vitctl("data", "check", "out", "--quick")
     assert said.code == 0
@@ -435,6 +435,7 @@ def test_index__names_the_samples_without_a_class(vitctl: Vitctl, tmp_path: Path
     assert plan.code == 2 and note in plan.err
 
 
+@pytest.mark.slow
 def test_check__near_duplicates_across_the_automatic_split_with_both_labels(
     vitctl: Vitctl, tmp_path: Path
 ) -> None:

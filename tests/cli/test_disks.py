@@ -19,6 +19,7 @@ from PIL import Image
 
 import vitctl as vitctl_package
 from tests.cli.conftest import Vitctl
+from tests.matrix import few, slow
 from tests.trained import TINY
 
 COMMANDS = {
@@ -57,7 +58,7 @@ def fill(folder: Path) -> None:
     assert shutil.disk_usage(folder).free == 0
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", few([*COMMANDS], "data shards", "pretrain", "export"))
 @pytest.mark.parametrize("state", ["full", "read-only"])
 def test_a_disk_that_takes_nothing_is_one_line(
     vitctl: Vitctl, disk: Path, tiny_data: Path, pretrained: Path, tmp_path: Path, state: str, command: str
@@ -102,8 +103,9 @@ def lacking(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        *((name, errno.ENOSYS) for name in COMMANDS if name != "quickstart"),
-        *(("pretrain", code) for code in (errno.EINVAL, errno.EBADF, errno.ENOLCK, errno.EPERM)),
+        *((name, errno.ENOSYS) for name in ("data shards", "data show", "pretrain")),
+        *slow(*((name, errno.ENOSYS) for name in ("data dedup", "evaluate", "export", "sweep"))),
+        *slow(*(("pretrain", code) for code in (errno.EINVAL, errno.EBADF, errno.ENOLCK, errno.EPERM))),
     ],
 )
 def test_what_a_disk_does_not_offer_is_no_error(

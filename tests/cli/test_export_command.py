@@ -8,6 +8,7 @@ import pytest
 from tests.cli.conftest import Vitctl
 
 
+@pytest.mark.slow
 def test_as_typed__int8_with_pre_processing(
     vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path
 ) -> None:

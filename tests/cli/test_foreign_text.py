@@ -71,7 +71,7 @@ def test_every_command(tmp_path: Path, vitctl: Vitctl) -> None:
         ("pretrain", ("pretrain", "--recipe", str(TINY), *small, "--out", "run"), 0),
         ("evaluate", ("evaluate", "--from", "run", "--data", "data", "--out", "scored"), 0),
         ("fewshot", ("fewshot", "--from", "run", "--data", "data", "--shots", "2", "--out", "few"), 2),
-        ("export", ("export", "--from", "run", "--to", "onnx", "--out", "exported"), 0),
+        ("export", ("export", "--from", "run", "--to", "safetensors", "--out", "exported"), 0),
         ("recipe", ("recipes", "show", "run/recipe.toml", "--origins"), 0),
     ]
     shown = ""
@@ -88,6 +88,7 @@ def test_every_command(tmp_path: Path, vitctl: Vitctl) -> None:
     assert "\\x1b[2J" in rows[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("data")
 def test_results_of_others(tmp_path: Path, vitctl: Vitctl) -> None:
     """Names of labels, metrics and splits in a result.json that somebody handed on."""

@@ -46,6 +46,7 @@ def test_finetune__is_the_command(vitctl: Vitctl, pretrained: Path, tiny_data: P
     assert again.metrics == ours.metrics
 
 
+@pytest.mark.slow
 def test_finetune__several_processes_are_started_as_the_command_does(
     pretrained: Path, tiny_data: Path, tmp_path: Path
 ) -> None:

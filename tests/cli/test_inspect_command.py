@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from tests.cli.conftest import Vitctl, words
+from tests.matrix import slow
 from tests.models.tiny_models import TINY
 from tests.models.weights import google_reference
 from tests.models.weights.conftest import META
@@ -98,6 +99,7 @@ def stored(config: Config, folder: Path, **meta: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_google__the_authors_layout_goes_the_whole_way(vitctl: Vitctl, photos: Path, tmp_path: Path) -> None:
     """A stand-in for ViT-L_16.npz: its names, 14x14 patches of 16 pixels and a class token.
@@ -190,19 +192,21 @@ def test_run__on_a_split(
             ["attention_distance", "filters", "position_similarity", "rollout"],
             ["the network has no class token"],
         ),
-        (
-            "gap",
-            ["attention_distance", "filters", "position_similarity", "rollout"],
-            ["the network has no class token"],
+        *slow(
+            (
+                "gap",
+                ["attention_distance", "filters", "position_similarity", "rollout"],
+                ["the network has no class token"],
+            ),
+            (
+                "no position",
+                ["attention_distance", "filters", "pooling", "rollout"],
+                ["built without position embedding"],
+            ),
+            ("hybrid", ALL, []),
+            ("relative", ALL, []),
+            ("2d every layer", ALL, []),
         ),
-        (
-            "no position",
-            ["attention_distance", "filters", "pooling", "rollout"],
-            ["built without position embedding"],
-        ),
-        ("hybrid", ALL, []),
-        ("relative", ALL, []),
-        ("2d every layer", ALL, []),
     ],
 )
 def test_families__have_their_parts_and_say_why_not(
@@ -219,6 +223,7 @@ def test_families__have_their_parts_and_say_why_not(
     assert set(pictures) < set(found)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_several__side_by_side(vitctl: Vitctl, tmp_path: Path) -> None:
     for name in ("vit", "2d", "no position", "relative"):
@@ -259,6 +264,7 @@ def test_predictions__are_those_of_the_network(vitctl: Vitctl, photos: Path, tmp
     assert one["prediction"] == distinct(META["class_names"])[best]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_res__gives_a_finer_grid(vitctl: Vitctl, photos: Path, tmp_path: Path) -> None:
     stored(TINY["vit"], tmp_path / "weights")
@@ -308,6 +314,7 @@ def test_errors__a_network_of_nan(vitctl: Vitctl, photos: Path, tmp_path: Path) 
     assert "the network gives NaN or infinite numbers; use other weights" in said.err
 
 
+@pytest.mark.slow
 def test_data__takes_photographs_in_class_folders(vitctl: Vitctl, tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (20, 24, 24, 3), dtype=np.uint8)
     for number, pixels in enumerate(noise):

@@ -245,6 +245,7 @@ def test_predict__features_and_the_newest_run(
     assert names == [*(f"photos/{n}.png" for n in range(3)), "photos/more/3.png", "photos/more/4.png"]
 
 
+@pytest.mark.slow
 def test_predict__weights_from_an_address(
     vitctl: Vitctl, pretrained: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

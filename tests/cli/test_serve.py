@@ -114,6 +114,7 @@ def test_answers__are_the_records_of_predict(
     assert raw == [{**json.loads(lines[3]), "image": ""}]
 
 
+@pytest.mark.slow
 def test_answers__of_an_onnx_file_in_batches(vitctl: Vitctl, pretrained: Path, photos: Path) -> None:
     """With its preprocessing in the graph and without; a batch groups what came at once."""
     for name, more in (("plain", ()), ("photographs", ("--include-preprocess",))):
@@ -411,6 +412,7 @@ def test_clients_that_hang_up__are_no_lines_in_the_log(pretrained: Path, how: st
         assert [line for line in lines if not line.startswith("try: ")] == []
 
 
+@pytest.mark.slow
 def test_hostile_clients__leave_the_server_as_it_was(server: tuple[Any, str, int]) -> None:
     """Trickles, clients that leave, that send on and do not read, bursts and pipelines."""
     process, address, port = server

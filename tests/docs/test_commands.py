@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.docs.conftest import PAGES, commands, find_command, write_photos
+from tests.matrix import few
 
 # Cannot run in a test: what the words begin with or hold -> why. They are parsed.
 PARSED = {
@@ -57,7 +58,15 @@ def test_commands__what_cannot_run_is_still_on_a_page() -> None:
     assert [pattern for pattern in PARSED if not any(re.match(pattern, line) for line in lines)] == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page) and page != HISTORY])
+@pytest.mark.parametrize(
+    "page",
+    few(
+        [page for page in PAGES if commands(page) and page != HISTORY],
+        "README.md",
+        "docs/own-data.md",
+        "docs/weights.md",
+    ),
+)
 def test_commands__run_one_after_the_other(page: str, home: Path, vitctl: Vitctl) -> None:
     if ["data", "shards", "PHOTOS", "data/mine"] in commands(page):
         shutil.rmtree(home / "data" / "mine")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.conftest import Said, Vitctl
 from tests.docs.conftest import photo, write_photos
+from tests.matrix import slow
 
 Make = Callable[[Path], None]
 
@@ -50,15 +51,16 @@ FINETUNE = "finetune --from RUN --data data/mine --steps 2 --out new"
 SMOKE = "pretrain --recipe smoke --data data/mine --dry-run"
 CASES: list[tuple[Make, str, str, str, str]] = [  # the proposal begins after, ends before, and is typed after
     (nothing, f"resume RUN --set optimizer.lr=0.5 {LONGER}", "with: vitctl ", "", ""),
+    (empty_class, "data shards PHOTOS out", "or type: vitctl ", "", ""),
+    (without_index, "data check data/mine/test", "have with `vitctl ", "`", ""),
+    (only_test, FINETUNE, "a part of it: ", "", f"{FINETUNE} "),
+    (nothing, f"{SMOKE} --epoch 2", "did you mean ", "?", f"{SMOKE} "),
     (nothing, f"resume RUN {LONGER}", "with: vitctl ", "", ""),
     (nothing, f"resume RUN --set {SPLIT} {LONGER}", "with: vitctl ", "", ""),
     (nothing, "resume RUN --steps 22", "did you mean ", "?", "resume RUN "),
-    (empty_class, "data shards PHOTOS out", "or type: vitctl ", "", ""),
     (broken_photo, "data shards PHOTOS out", "or type: vitctl ", "", ""),
     (empty_class, "finetune --from RUN --data PHOTOS", "or type: vitctl ", ";", ""),
     (broken_photo, "finetune --from RUN --data PHOTOS", "or type: vitctl ", ";", ""),
-    (without_index, "data check data/mine/test", "have with `vitctl ", "`", ""),
-    (only_test, FINETUNE, "a part of it: ", "", f"{FINETUNE} "),
     (
         nothing,
         "probe --from RUN --data data/mine --set probe.k=99",
@@ -67,11 +69,14 @@ CASES: list[tuple[Make, str, str, str, str]] = [  # the proposal begins after, e
         "probe --from RUN --data data/mine ",
     ),
     (nothing, f"{SMOKE} --set schedule.total_steps=20", "or give ", ",", f"{SMOKE} "),
-    (nothing, f"{SMOKE} --epoch 2", "did you mean ", "?", f"{SMOKE} "),
 ]
 
 
-@pytest.mark.parametrize(("make", "line", "begin", "end", "before"), CASES, ids=[case[1] for case in CASES])
+@pytest.mark.parametrize(
+    ("make", "line", "begin", "end", "before"),
+    [*CASES[:5], *slow(*CASES[5:])],
+    ids=[case[1] for case in CASES],
+)
 def test_proposal__works_as_typed(
     home: Path,
     vitctl: Vitctl,

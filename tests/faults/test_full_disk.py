@@ -29,6 +29,7 @@ from tests.faults.conftest import (
     records,
     warnings,
 )
+from tests.matrix import slow
 from vitctl.engine import checkpoint as saving
 from vitctl.engine.checkpoint import keep, newest_checkpoint
 from vitctl.errors import CheckpointError, LaunchError
@@ -203,7 +204,7 @@ def test_space__is_checked_before_the_first_step(
     assert not (folder / "log.jsonl").exists() or not records(folder, "train")
 
 
-@pytest.mark.parametrize("lost", ["checkpoints", "log.jsonl", "."])
+@pytest.mark.parametrize("lost", ["checkpoints", ".", *slow("log.jsonl")])
 def test_removed__a_folder_that_somebody_deletes_is_made_again(
     tiny_data: Path, straight: Path, tmp_path: Path, lost: str
 ) -> None:
@@ -282,7 +283,7 @@ def flip_a_bit(path: Path) -> None:
         ("ema.safetensors", flip_a_bit),
         ("optimizer.safetensors", zeros),
         ("state.json", zeros),
-        ("state.json", os.unlink),
+        *slow(("state.json", os.unlink)),
     ],
 )
 def test_power_cut__the_newest_complete_checkpoint_is_used(
@@ -353,6 +354,7 @@ def tree(root: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in (root, *root.rglob("*"))}
 
 
+@pytest.mark.slow
 def test_read_only__data(bound: Bound, tiny_data: Path, tmp_path: Path) -> None:
     """Training needs no lock and no index in the data."""
     data = Path(shutil.copytree(tiny_data, tmp_path / "data"))
@@ -390,6 +392,7 @@ def test_read_only__data_and_the_place_of_kept_features(
     assert tree(data) == before
 
 
+@pytest.mark.slow
 def test_permission_denied__while_saving(
     bound: Bound, tiny_data: Path, straight: Path, tmp_path: Path
 ) -> None:

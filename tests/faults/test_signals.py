@@ -22,6 +22,7 @@ import pytest
 from tests import warm
 from tests.conftest import TINY, checkpoint, paced, step_images, train_records
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, resume
+from tests.matrix import few, slow
 from tests.trained import pretrained  # noqa: F401
 from vitctl.cli.app import main
 from vitctl.data.datasets.readers import shapes
@@ -161,7 +162,7 @@ MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
 }
 
 
-@pytest.mark.parametrize(("moment", "number"), MOMENTS.values(), ids=MOMENTS)
+@pytest.mark.parametrize(("moment", "number"), few(MOMENTS, "training", "few-shot solve", "saving, weights"))
 def test_pretrain__resumes_bit_for_bit(
     vitctl: Vitctl,
     hit: Hit,
@@ -208,7 +209,7 @@ JOBS: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
 }
 
 
-@pytest.mark.parametrize(("job", "moment", "number"), JOBS.values(), ids=JOBS)
+@pytest.mark.parametrize(("job", "moment", "number"), few(JOBS, "evaluate", "fewshot, features", "finetune"))
 def test_job__resumes_to_the_same_result(
     vitctl: Vitctl,
     hit: Hit,
@@ -273,7 +274,7 @@ DATA: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
 }
 
 
-@pytest.mark.parametrize(("line", "moment", "number"), DATA.values(), ids=DATA)
+@pytest.mark.parametrize(("line", "moment", "number"), few(DATA, "shards", "check", "dedup, pictures"))
 def test_data__ends_at_once_and_leaves_nothing_half_written(
     vitctl: Vitctl,
     hit: Hit,
@@ -338,7 +339,7 @@ def import_then(owner: str, name: str) -> str:
     )
 
 
-@pytest.mark.parametrize("number", [TERM, INT, signal.SIGHUP, signal.SIGXCPU])
+@pytest.mark.parametrize("number", [TERM, *slow(INT, signal.SIGHUP, signal.SIGXCPU)])
 @pytest.mark.parametrize(
     ("owner", "name"), [("vitctl.cli.app", ""), ("vitctl.cli.run_job", "start_command")], ids=["app", "job"]
 )

@@ -134,7 +134,7 @@ def test_sharded__merges_and_trains_the_same_weights(
     torch.testing.assert_close(stored(tmp_path / "two", 6), stored(tmp_path / "one", 6), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("more", [{}, LANES], ids=["", "lanes"])
+@pytest.mark.parametrize("more", [{}, pytest.param(LANES, marks=pytest.mark.slow)], ids=["", "lanes"])
 def test_resume__gives_the_same_bytes(
     job: Job, body: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:

@@ -103,6 +103,7 @@ def test_family__a_field_that_it_lacks_is_refused(run: Run) -> None:
         run("refused", **{"model.name": "R50x1"})
 
 
+@pytest.mark.slow
 def test_masked_patches__resume_and_micro_batches_change_nothing(run: Run) -> None:
     masked = {
         "loss.name": "masked_patch",

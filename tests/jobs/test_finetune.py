@@ -158,6 +158,7 @@ def test_finetune__several_seeds_are_runs_of_their_own(job: Job, tmp_path: Path)
     assert not list((tmp_path / "run" / "seeds").rglob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_finetune__several_seeds_go_on_where_they_stopped(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

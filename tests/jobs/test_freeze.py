@@ -53,6 +53,7 @@ def replayed(folder: Path) -> list[tuple[str, str]]:
     return [(one.state, one.text) for _, one in verify(folder, steps="all") if one.what == "replay"]
 
 
+@pytest.mark.slow
 def test_freeze__lanes_give_the_same_bytes_also_after_a_resume(
     pretrained: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_freeze__what_is_frozen_keeps_its_bits(
     assert replayed(tmp_path / "run") == EQUAL
 
 
+@pytest.mark.slow
 def test_freeze__a_sharded_model_starts_from_the_bits_of_a_whole_one(
     pretrained: Path, tiny_data: Path, tmp_path: Path
 ) -> None:

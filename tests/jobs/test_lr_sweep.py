@@ -56,6 +56,7 @@ def test_finetune__the_best_rate_of_the_kept_images_trains_on_all(job: Job, tmp_
     assert "10 of the 23 scored images choose the learning rate" in said
 
 
+@pytest.mark.slow
 def test_finetune__two_processes_try_the_same_rates_and_take_the_same(
     job: Job, pretrained: Path, tiny_data: Path, tmp_path: Path
 ) -> None:

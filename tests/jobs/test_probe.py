@@ -81,6 +81,7 @@ def test_probe__stopped_inside_it_goes_on_with_it(
     assert said(folder) == said(whole)
 
 
+@pytest.mark.slow
 def test_probe__two_processes_say_the_same(run: Run, tiny_data: Path, tmp_path: Path) -> None:
     values = {
         k: list(v) if isinstance(v, tuple) else v

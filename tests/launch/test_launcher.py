@@ -47,6 +47,7 @@ from tests.launch.conftest import (
     says,
     wait_for,
 )
+from tests.matrix import slow
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.journal import append_record, cut_after
 from vitctl.errors import LaunchError, LostProcess
@@ -140,6 +141,7 @@ def test_launch__of_an_agent_that_starts_nothing(
     assert "unrecognized arguments" in log.read_text() or "required" in log.read_text()
 
 
+@pytest.mark.slow
 def test_two_processes__the_error_of_one_is_the_last_line(tiny_data: Path, tmp_path: Path) -> None:
     """The other process must not hang."""
     folder, data = tmp_path / "run", damaged_test_split(tiny_data, tmp_path / "data")
@@ -174,6 +176,7 @@ def test_two_processes__a_killed_one_is_named_and_the_run_resumes(
     assert step_images(folder) == step_images(one_process)
 
 
+@pytest.mark.slow
 def test_two_processes__a_killed_launcher_is_named(tiny_data: Path, tmp_path: Path) -> None:
     one = machine(tmp_path, tiny_data, **TWO, **{"checkpoint.every_steps": 2})
     wait_for(logged(tmp_path, 5), [one])
@@ -198,7 +201,7 @@ def test_launcher__a_killed_job_that_does_not_train_promises_no_checkpoint(tmp_p
         launcher._check_outcome(tmp_path, recipe, LaunchConfig(), agent, tmp_path / "launcher.txt")
 
 
-@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGTERM), (signal.SIGKILL,)])
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGTERM), *slow(((signal.SIGKILL,),))])
 def test_two_processes__none_is_left(tiny_data: Path, tmp_path: Path, numbers: tuple[int, ...]) -> None:
     """After a second signal, or the end of vitctl itself. The processes hang: they cannot save."""
     one = machine(tmp_path, tiny_data, "--restarts", "3", **LONG, **TWO, **{"machine.workers": 1})
@@ -296,6 +299,7 @@ def test_two_launches_at_once__with_settings_for_something_else(
     assert next((folder / LOGS).glob("launcher_*.txt")).read_text() == ""
 
 
+@pytest.mark.slow
 def test_line__pasted_by_a_person_says_how_it_ended(load: Load, tmp_path: Path) -> None:
     """The process that vitctl starts is silent; one that a person starts says where to look."""
     folder = tmp_path / "run"
@@ -316,6 +320,7 @@ def test_line__pasted_by_a_person_says_how_it_ended(load: Load, tmp_path: Path) 
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_two_machines__one_gets_a_signal_both_save_and_one_process_resumes(
     run: Run, one_process: Path, tiny_data: Path, tmp_path: Path
 ) -> None:

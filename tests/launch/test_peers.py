@@ -65,6 +65,7 @@ def test_stopped_process__in_the_record_of_a_step_loses_no_step(
     assert [r["step"] for r in records(folder, "resume")] == [8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_stopped_process__is_named_and_the_run_ends_without_it(
     run: Run, one_process: Path, tiny_data: Path, tmp_path: Path, stopped: int
@@ -129,6 +130,7 @@ def test_stopped_process__elsewhere(
     assert step_images(folder) == step_images(one_process)
 
 
+@pytest.mark.slow
 def test_stopped_loader_process__of_a_single_process_the_run_saves_and_ends(
     run: Run, one_process: Path, tiny_data: Path, tmp_path: Path
 ) -> None:

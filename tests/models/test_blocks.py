@@ -64,6 +64,7 @@ def test_compile_blocks__leaves_a_block_inside_a_block_to_the_outer_one() -> Non
     assert compile_blocks(model, "eager") == 2
 
 
+@pytest.mark.slow
 def test_compile_blocks__torch_compiles_all_shapes_of_a_deep_network() -> None:
     torch.compiler.reset()
     config = replace(TINY["resnet v2"], stage_depths=(2, 2, 2, 2), image_size=32)

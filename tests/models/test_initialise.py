@@ -137,6 +137,7 @@ PROCESSORS = {
 }
 
 
+@pytest.mark.slow
 def test_build__every_processor_draws_the_same_weights() -> None:
     """Torch's normal takes a vectorised logarithm and cosine, and 0.2 % of its draws depended on the
     processor.

@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import batch_keys, command, started
 from tests.data.conftest import encode_png
 from tests.data.server import Faults, serving
+from tests.matrix import slow
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
@@ -70,7 +71,9 @@ def samples_of(ranks: "list[Any]", found: "multiprocessing.Queue[list[int]]") ->
 
 
 @pytest.mark.parametrize(
-    ("cache_bytes", "large"), [(2**30, 2**20), (2**30, 1), (0, 1)], ids=["cache", "first by range", "ranges"]
+    ("cache_bytes", "large"),
+    [(2**30, 2**20), *slow((2**30, 1)), (0, 1)],
+    ids=["cache", "first by range", "ranges"],
 )
 def test_node__fetches_every_byte_once_over_few_connections(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: int, large: int

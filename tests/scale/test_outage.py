@@ -13,6 +13,7 @@ import pytest
 from tests import warm
 from tests.conftest import TINY, checkpoint, command, records, two_processes
 from tests.data.server import Faults, serving
+from tests.matrix import slow
 from vitctl.engine.journal import read_run_json
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
@@ -58,7 +59,7 @@ def run_here(folder: Path, data: str, **values: Any) -> Path:
 
 @pytest.mark.parametrize(
     ("workers", "seconds"),
-    [(0, 2.0), (2, 2.0), pytest.param(2, 90.0, marks=pytest.mark.slow)],
+    [(0, 2.0), *slow((2, 2.0), (2, 90.0))],
 )
 def test_outage__is_waited_out_or_saved(
     tiny_data: Path, tmp_path: Path, workers: int, seconds: float
@@ -83,7 +84,7 @@ def test_outage__is_waited_out_or_saved(
     assert checkpoint(folder, LENGTH) == plain
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, *slow(2)])
 def test_outage__at_the_start_is_waited_out_by_the_same_rule(
     tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
 ) -> None:
@@ -95,6 +96,7 @@ def test_outage__at_the_start_is_waited_out_by_the_same_rule(
     assert len(said) == 1 and "index.json" in said[0]
 
 
+@pytest.mark.slow
 def test_outage__at_the_start_of_two_processes_exits_with_3(tiny_data: Path, tmp_path: Path) -> None:
     """Each process says why it does not come to where they meet; a scheduler starts all of them again."""
     with serving(tiny_data, Leaving(-1, 1e9)) as url:

@@ -25,6 +25,7 @@ print(faults() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="a C library without mallopt")
 def test_keep_freed_memory__large_tensors_take_no_fresh_pages() -> None:
     found = {}

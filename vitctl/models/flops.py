@@ -8,6 +8,7 @@ import platform
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -294,6 +295,7 @@ def _total(config: Config) -> Cost:
     return add(ends, *blocks)
 
 
+@cache
 def _network(config: Config) -> tuple[Cost, list[Cost]]:
     """Return the cost of everything before and after the blocks, and that of each block."""
     if isinstance(config, ViTConfig):

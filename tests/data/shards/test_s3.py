@@ -62,6 +62,7 @@ def test_s3__gives_the_images_of_the_local_split(
     assert "S3CR3T" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_s3__shards_are_indexed_and_one_that_changed_is_read_again(
     bucket: str, make_split: Callable[..., Index], tmp_path: Path, workers: int

@@ -224,6 +224,7 @@ def test_real__refuses_other_classes(job: Any) -> None:
         job("evaluate", **{"evaluation.labels": "real"})
 
 
+@pytest.mark.slow
 def test_two_processes__give_the_same_integers(
     score: Score, classifier: Path, imagenet: Path, tmp_path: Path
 ) -> None:

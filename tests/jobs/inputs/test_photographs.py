@@ -172,6 +172,7 @@ def test_is_photographs__class_folders_and_no_shards(photos: Path, tmp_path: Pat
     assert not is_photographs(str(photos))
 
 
+@pytest.mark.slow
 def test_finetune__stops_where_data_shards_does_and_what_it_says_to_type_is_enough(
     vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path
 ) -> None:

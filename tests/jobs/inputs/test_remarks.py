@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.matrix import few
 from tests.trained import Job, do
 from vitctl import load_classifier
 from vitctl.jobs.inputs.classifier import open_classifier
@@ -95,7 +96,7 @@ CONSUMERS: dict[str, Callable[[Job, Path, Path], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("consumer", CONSUMERS)
+@pytest.mark.parametrize("consumer", few([*CONSUMERS], "finetune", "serve", "predict", "export"))
 def test_remarks__are_those_of_every_consumer(consumer: str, job: Job, foreign: Path, tmp_path: Path) -> None:
     said = CONSUMERS[consumer](job, foreign, tmp_path)
     for words in ("allows no commercial use", "averaged weights (state_dict_ema) of the file are", "assumed"):

@@ -121,6 +121,7 @@ def told(folder: Path, kind: str) -> list[str]:
     return [record["text"] for record in records if record["kind"] == kind]
 
 
+@pytest.mark.slow
 def test_licence__is_stated_once_and_stays_with_what_is_made(job: Job, bare: Path, tmp_path: Path) -> None:
     card = "---\ntags:\n- timm\nlicense: other\nlicense_name: dinov3-license\n---\nlicense: mit\n"
     (bare.parent / "README.md").write_text(card)

@@ -147,6 +147,7 @@ def test_score__of_a_damaged_shard_is_refused(job: Job, damaged: Path, name: str
         job(name, "run", **{"data.path": str(damaged), **values})
 
 
+@pytest.mark.slow
 def test_vtab__of_a_damaged_shard_is_refused(pretrained: Path, tmp_path: Path) -> None:
     small = {
         "vtab.suite": "mini",
@@ -169,6 +170,7 @@ def test_pretraining__of_synthetic_images_is_whole(tmp_path: Path) -> None:
     assert result["provenance"]["data_verified"] == "whole"
 
 
+@pytest.mark.slow
 def test_export__its_accuracy_on_a_damaged_shard_is_refused(
     damaged: Path, pretrained: Path, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def _changed(described: Any) -> Iterator[Any]:
             yield from ({**described, key: inner} for inner in _changed(value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["timm", "hf"])
 def test_read__nonsense_is_one_line(plain: ViTConfig, make_weights: Make, tmp_path: Path, to: str) -> None:
     weights, refused = make_weights(replace(plain, depth=1)), 0

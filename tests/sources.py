@@ -1,0 +1,23 @@
+"""The package's source, parsed once in a process, for tests that read it."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import vitctl
+
+PACKAGE = Path(vitctl.__file__).resolve().parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+NAMES = [str(path.relative_to(PACKAGE)) for path in FILES]
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """File, relative to the package -> its tree."""
+    return {name: ast.parse(path.read_text()) for name, path in zip(NAMES, FILES, strict=True)}
+
+
+@cache
+def nodes() -> dict[str, list[ast.AST]]:
+    """File, relative to the package -> all nodes of its tree."""
+    return {name: list(ast.walk(tree)) for name, tree in trees().items()}
