@@ -326,13 +326,12 @@ def index(
     """
     from vitctl.cli.show.console import progress_bar, say
     from vitctl.data.shards.index import INDEX_FILE
-    from vitctl.data.shards.indexing import check_same_shards, index_addresses, index_shards, link_shards
+    from vitctl.data.shards.indexing import index_shards
     from vitctl.data.shards.tar import Fields
     from vitctl.data.source.locate import INDEXED, expand, tars
     from vitctl.data.source.stores import ShardSource
     from vitctl.data.source.views import class_zero_note, unlabelled_note
     from vitctl.errors import DataError, writing
-    from vitctl.system.remote import is_remote
 
     ignore_output_errors()
     names = [name for text in shards for name in ([text] if Path(text).exists() else expand(text))]
@@ -343,26 +342,17 @@ def index(
     ]
     if not places:
         raise DataError(f"{shards[0]}: no .tar files here; give the shards or the folder that holds them")
-    remote = any(map(is_remote, places))
-    if remote and out is None:
-        raise DataError(
-            f"{places[0]}: an index cannot be written there; choose a local folder for it with --out FOLDER"
-        )
-    options: dict[str, Any] = {
-        "class_names": _class_names(classes) if classes else None,
-        "source": INDEXED,
-        "members": Fields(image_key, label_key),
-        "workers": number_of_workers(workers),
-        "note": say,
-    }
-    if out is not None:
-        check_same_shards(out, [place.rpartition("/")[2] for place in places])
     with writing(out or Path(places[0]).parent), progress_bar("indexing shards") as progress:
-        if remote and out is not None:
-            made = index_addresses(places, out, progress=progress, **options)
-        else:
-            paths = [Path(place) for place in places]
-            made = index_shards(link_shards(paths, out) if out else paths, progress=progress, **options)
+        made = index_shards(
+            places,
+            out,
+            class_names=_class_names(classes) if classes else None,
+            source=INDEXED,
+            members=Fields(image_key, label_key),
+            workers=number_of_workers(workers),
+            progress=progress,
+            note=say,
+        )
     classes_text = (
         f"{count_text(len(made.class_names), 'class', 'classes')} in {count_text(len(made.shards), 'shard')}"
     )

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from PIL import Image
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
 from tests.data.conftest import CLASSES, make_items, picture, several, store
@@ -373,9 +372,7 @@ def test_read_shard__of_other_members(tmp_path: Path, image: str, label: str, ex
 
 
 def test_read_shard__keeps_which_members_they_are_with_the_index(tmp_path: Path) -> None:
-    picture = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(picture, "PNG")
-    path = write_tar(tmp_path / "s.tar", [("a.input.png", picture.getvalue()), ("a.output.cls", b"1")])
+    path = write_tar(tmp_path / "s.tar", [("a.input.png", picture(1)), ("a.output.cls", b"1")])
     members = Fields("input.png", "output.cls")
     index_shards([path], class_names=("x", "y"), members=members)
     index = read_index(tmp_path)

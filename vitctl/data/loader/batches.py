@@ -3,7 +3,6 @@
 import hashlib
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
@@ -385,23 +384,27 @@ def _batch(
     images, memory = new_images(len(samples), image_size)
     weights = np.zeros(len(samples), np.float32)
     bad: dict[int, str] = {}
-    opened: dict[int, Opened] = {}
-    held = 0
+    opened: dict[int, Callable[[], Tensor]] = {}
+    num_bytes = 0  # that the opened images hold
 
     def transform_opened() -> None:
         for row in list(opened):
-            with _recorded(bad, row):
-                images[row] = opened.pop(row)[0]()  # nothing refers to the picture after this line
+            try:
+                images[row] = opened.pop(row)()  # nothing refers to the picture after this line
                 weights[row] = 1
+            except BadSample as error:
+                bad[row] = error.reason
         release_lock()
 
     for row in np.flatnonzero(samples != PADDING).tolist():
-        with _recorded(bad, row):
-            opened[row] = open_sample(row, int(samples[row]))
-            held += opened[row][1]
-        if len(opened) == _OPEN_IMAGES or held > limits.HELD:
+        try:
+            opened[row], held = open_sample(row, int(samples[row]))
+            num_bytes += held
+        except BadSample as error:
+            bad[row] = error.reason
+        if len(opened) == _OPEN_IMAGES or num_bytes > limits.HELD:
             transform_opened()
-            held = 0
+            num_bytes = 0
     transform_opened()
     images[weights == 0] = 0
     for row in bad:
@@ -416,14 +419,6 @@ def _batch(
         memory=memory,
         positions=torch.from_numpy(samples),
     )
-
-
-@contextmanager
-def _recorded(bad: dict[int, str], row: int) -> Iterator[None]:
-    try:
-        yield
-    except BadSample as error:
-        bad[row] = error.reason
 
 
 def _batches(

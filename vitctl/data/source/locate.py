@@ -23,7 +23,7 @@ from braceexpand import braceexpand
 from vitctl.data.images.image_types import exclusion_reason, is_system_file
 from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import INDEX_FILE, find_splits, table_limits
-from vitctl.data.shards.indexing import index_shards, link_shards
+from vitctl.data.shards.indexing import index_shards
 from vitctl.data.source.rows import Ranges
 from vitctl.data.source.splits import ROLES, read_exclusion, without_excluded
 from vitctl.data.source.stores import ShardSource, open_index
@@ -400,8 +400,8 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
         end=" ... ",
     )
     try:
-        local = paths if paths[0].parent == folder else link_shards(paths, folder)
-        index = index_shards(local, source=INDEXED, workers=default_workers(), note=notes.append)
+        out = None if paths[0].parent == folder else folder
+        index = index_shards(paths, out, source=INDEXED, workers=default_workers(), note=notes.append)
         seconds = time.monotonic() - began
         classes = count_text(len(index.class_names), "class", "classes")
         unlabelled = len(unlabelled_samples(ShardSource(index)))
@@ -411,8 +411,8 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
     except DataError as error:
         path = paths[0] if len(paths) == 1 else Path(f"{paths[0].parent.resolve()}.tar")
         pack = "" if path in paths else f"tar -C {typed(paths[0].parent)} -cf {typed(path)} . && "
-        out = f"{path.with_suffix('')}-shards"
-        command = f"{pack}vitctl data shards {typed(path)} {typed(out)}"
+        shards = f"{path.with_suffix('')}-shards"
+        command = f"{pack}vitctl data shards {typed(path)} {typed(shards)}"
         fix = _UNPACK if "uncompressed" in str(error) else f"if these are not shards, make some: `{command}`"
         if "integer label" in str(error):
             fix = "write the number of each class, and name the classes with `vitctl data index --classes`"

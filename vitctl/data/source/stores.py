@@ -117,8 +117,8 @@ class ShardSource:
 
     def read(self, sample: int) -> bytes:
         """Return the encoded image, exactly as stored in the shard."""
-        _, start, stop = self._place(sample)
-        return self._pread(sample, start, stop - start)
+        row = self._row(sample)
+        return self._pread(sample, int(row["header"]) + int(row["data"]), int(row["size"]))
 
     def read_together(self, samples: Sequence[int], *, at_once: bool = False) -> dict[int, bytes]:
         """Read those of some images that take a request each, all at the same time.
@@ -268,9 +268,7 @@ class ImageFiles:
         """Return the path or address as it was given."""
         return self.names[sample]
 
-    def location(self, sample: int) -> str:
-        """Return the path or address as it was given."""
-        return self.names[sample]
+    location = key
 
     def read(self, sample: int) -> bytes:
         """Return the encoded image. Raises `BadSample` with the reason if it cannot be read."""

@@ -22,7 +22,7 @@ from vitctl.system.pool import Done, run_each
 from vitctl.system.text import breaks_line, count_text, same_name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Item:
     """One original image.
 

@@ -1,6 +1,6 @@
 """Sets that are arrays, pickles or records: SVHN, PatchCamelyon, dSprites, smallNORB, digits, CIFAR, DMLab.
 
-Arrays become PNG, which loses nothing. Samples are made when they are requested: there may be a million.
+Arrays become PNG, which loses nothing. Images are made when they are read: there may be a million.
 """
 
 import gzip
@@ -10,11 +10,10 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -42,41 +41,16 @@ def encode_png(pixels: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-@dataclass(frozen=True, eq=False)
-class Rows(Sequence[Item]):
-    """A sequence of items without a list of them.
-
-    Args:
-        labels: int64 `[N]`.
-        read: row number to the bytes of the image.
-        key: row number to the key; its decimal text if not given.
-    """
-
-    labels: np.ndarray
-    read: Callable[[int], bytes]
-    key: Callable[[int], str] = str
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.labels)
-
-    @overload
-    def __getitem__(self, row: int) -> Item: ...
-
-    @overload
-    def __getitem__(self, row: slice) -> Sequence[Item]: ...
-
-    def __getitem__(self, row: int | slice) -> Item | Sequence[Item]:
-        """Return the item of a row, or a list of them. Raises IndexError after the last."""
-        number = range(len(self))[row]
-        if isinstance(number, range):
-            return [self[one] for one in number]
-        return Item(self.key(number), int(self.labels[number]), partial(self.read, number))
+def row_items(
+    labels: np.ndarray, read: Callable[[int], bytes], key: Callable[[int], str] = str
+) -> list[Item]:
+    """Return an item for each row of an array, made when it is read; keys are row numbers if not given."""
+    return [Item(key(row), label, partial(read, row)) for row, label in enumerate(labels.tolist())]
 
 
-def pixel_rows(pixels: np.ndarray, labels: np.ndarray) -> Rows:
+def pixel_items(pixels: np.ndarray, labels: np.ndarray) -> list[Item]:
     """Return samples from pixels, uint8 `[N, H, W]` or `[N, H, W, 3]`, and labels, int64 `[N]`."""
-    return Rows(labels, lambda row: encode_png(np.ascontiguousarray(pixels[row])))
+    return row_items(labels, lambda row: encode_png(np.ascontiguousarray(pixels[row])))
 
 
 def read_svhn(root: Path) -> dict[str, Originals]:
@@ -96,7 +70,7 @@ def _svhn_split(path: Path) -> Originals:
         )
     labels = check_labels(digits.astype(int), 11, path) % 10
     return Originals(
-        pixel_rows(pixels.transpose(3, 0, 1, 2), labels), tuple("0123456789"), "SVHN, cropped digits"
+        pixel_items(pixels.transpose(3, 0, 1, 2), labels), tuple("0123456789"), "SVHN, cropped digits"
     )
 
 
@@ -119,7 +93,9 @@ def _camelyon_split(root: Path, word: str) -> Originals:
     def patch(row: int) -> bytes:
         return encode_png(np.asarray(open_hdf5(images, "x", os.getpid())[row]))
 
-    return Originals(Rows(labels, patch, f"{word}_{{}}".format), ("no tumour", "tumour"), "PatchCamelyon")
+    return Originals(
+        row_items(labels, patch, f"{word}_{{}}".format), ("no tumour", "tumour"), "PatchCamelyon"
+    )
 
 
 @lru_cache(maxsize=6)
@@ -154,7 +130,7 @@ def read_dsprites(root: Path, task: str) -> dict[str, Originals]:
     def sprite(row: int) -> bytes:
         return encode_png(np.unpackbits(bits[row]).reshape(_SPRITE_SIDE, _SPRITE_SIDE) * np.uint8(255))
 
-    items = Rows(SPRITE_LABELS[task](np.arange(len(bits))), sprite)
+    items = row_items(SPRITE_LABELS[task](np.arange(len(bits))), sprite)
     return {"train": Originals(items, tuple(map(names.format, range(16))), f"dSprites, {task}")}
 
 
@@ -213,7 +189,7 @@ def _norb_split(root: Path, stem: str, task: str) -> Originals:
     labels = {"azimuth": info[:, 2] // 2, "elevation": info[:, 1]}[task]
     degrees = {"azimuth": range(0, 360, 20), "elevation": range(30, 75, 5)}[task]
     names = tuple(f"{task} {angle} degrees" for angle in degrees)
-    items = pixel_rows(pixels[:, 0], check_labels(labels, len(names), targets))
+    items = pixel_items(pixels[:, 0], check_labels(labels, len(names), targets))
     return Originals(items, names, f"smallNORB, {task}")
 
 
@@ -297,7 +273,7 @@ def read_cifar(
     for split, files in splits.items():
         batches = [_batch(need(place, name), f"{prefix}labels", len(class_names)) for name in files]
         pixels, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-        found[split] = Originals(pixel_rows(pixels, labels), class_names, source)
+        found[split] = Originals(pixel_items(pixels, labels), class_names, source)
     return found
 
 
@@ -411,7 +387,7 @@ def _dmlab_split(root: Path, split: str) -> Originals:
     def image(row: int) -> bytes:
         return bytes(_only(parse_example(read_part(*places[row])), "image", places[row][0]))
 
-    return Originals(Rows(checked, image, keys.__getitem__), _DMLAB_CLASSES, "DMLab of the benchmark")
+    return Originals(row_items(checked, image, keys.__getitem__), _DMLAB_CLASSES, "DMLab of the benchmark")
 
 
 def _only(example: dict[str, list[Any]], name: str, path: Path) -> Any:

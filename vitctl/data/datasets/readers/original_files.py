@@ -312,14 +312,15 @@ def numbered_labels(words: Iterable[str], num_classes: int, where: Path, first: 
     return list(check_labels(np.array(labels, np.int64), num_classes, where).tolist())
 
 
-def folder_labels(names: Sequence[str], class_names: Sequence[str], where: Path) -> list[int]:
-    """Return labels from the folders in image names. Raises DataError if a folder is not a class."""
+def class_labels(words: Sequence[str], class_names: Sequence[str], where: Path) -> list[int]:
+    """Return the number of each class name. Raises DataError if a word is not one of them."""
     numbers = {name: label for label, name in enumerate(class_names)}
-    folders = [name.rpartition("/")[0] for name in names]
-    unknown = next((name for name, folder in zip(names, folders, strict=True) if folder not in numbers), None)
+    unknown = next((word for word in words if word not in numbers), None)
     if unknown is not None:
-        raise DataError(f"{where}: {unknown} is not one of the {len(numbers)} classes")
-    return [numbers[folder] for folder in folders]
+        raise DataError(
+            f"{where}: {unknown} is not one of the {len(numbers):,} classes, such as {class_names[0]}"
+        )
+    return [numbers[word] for word in words]
 
 
 # Downloads: their addresses and digests, and unpacking them
