@@ -379,10 +379,6 @@ def _read_torch(path: Path) -> Tensors:
     return found
 
 
-def _is_plain(found: Mapping[Any, Any]) -> bool:
-    return all(isinstance(one, Tensor) for one in found.values())
-
-
 def _flat(found: Mapping[Any, Any], depth: int) -> dict[str, Any]:
     """Return what a checkpoint holds, of the sets of weights inside it if there are any, by dotted names.
 
