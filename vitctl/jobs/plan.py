@@ -3,7 +3,7 @@
 import math
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -460,31 +460,46 @@ def _looked_up(data: Place, split: str, *, needed: bool) -> _Size:
     return _Size(0, ASSUMED_CLASSES, place, [note])
 
 
-@dataclass(frozen=True)
+@dataclass
 class ScoringPlan:
     """The cost of a job that scores weights.
 
     Args:
         weights: their path or address.
         config: the network, at the image size of the job.
+        notes: on weights and data.
         images: what passes through it, and how many images; 0 where the number is unknown.
         drawn: few-shot data sets, and how many images a seed draws at most.
-        trainings, steps: how often it is fine-tuned first, and for how many steps in all; 0: not at all.
-        flops: of everything whose number of images is known.
-        feature_bytes: representations of all images, float32.
+        trainings, steps: how often it is fine-tuned first, and for how many steps in all, of `batch_size`
+            images; 0: not at all.
         num_classes: of the data set of a probe with the most; 0 where it is unknown.
     """
 
     weights: str
     config: Config
-    images: tuple[tuple[str, int], ...]
-    drawn: tuple[tuple[str, int], ...]
-    trainings: int
-    steps: int
-    flops: int
-    notes: tuple[str, ...]
-    feature_bytes: int = 0
+    notes: list[str]
+    images: list[tuple[str, int]] = field(default_factory=list)
+    drawn: list[tuple[str, int]] = field(default_factory=list)
+    trainings: int = 0
+    steps: int = 0
+    batch_size: int = 0
     num_classes: int = 0
+
+    @property
+    def num_images(self) -> int:
+        """All whose number is known."""
+        return sum(number for _, number in self.images)
+
+    @property
+    def flops(self) -> int:
+        """Of everything whose number of images is known."""
+        trained = training_flops(self.config, self.steps * self.batch_size)
+        return 2 * count_macs(self.config) * self.num_images + trained
+
+    @property
+    def feature_bytes(self) -> int:
+        """Representations of all images, float32."""
+        return 4 * self.config.feature_size * self.num_images
 
 
 def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
@@ -504,72 +519,67 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
         classifier=wanted.classifier,
     )
     weights, *warnings = _of_weights(recipe, found)
-    notes = [*([found.taken] if found.taken else []), *warnings]
-    side, trainings, steps, batch = recipe.data.image_size, 0, 0, 0
-    images: list[tuple[str, int]] = []
-    drawn: list[tuple[str, int]] = []
-    held, most_classes = 0, 0
+    side, config = recipe.data.image_size, found.config
+    if isinstance(recipe, FrozenRecipe):
+        config = with_blocks(config, recipe.classifier.class_token_blocks)
+    elif isinstance(recipe, Evaluate) and recipe.evaluation.labels.startswith("objectnet"):
+        side = side or OBJECTNET_SIZE
+    config = replace(config, image_size=side or config.image_size)
+    plan = ScoringPlan(weights, config, [*filter(None, [found.taken]), *warnings])
     if isinstance(recipe, Vtab):
-        batch, tasks = recipe.schedule.batch_size, chosen_tasks(recipe)
-        if recipe.data.path and not Path(recipe.data.path).is_dir():
-            raise DataError(
-                f"{recipe.data.path}: no such folder; it should hold a folder of shards for each task"
-            )
-        if not recipe.vtab.light:
-            lengths = recipe.vtab.sweep_steps or (recipe.schedule.total_steps,)
-            tried = [length for length in lengths for _ in recipe.vtab.sweep_lrs or (recipe.optimizer.lr,)]
-            tried = tried if len(tried) > 1 else []
-            seeds = len(recipe.vtab.seeds)
-            trainings = len(tasks) * (len(tried) + seeds)
-            steps = len(tasks) * (sum(tried) + seeds * max(lengths))
-            if len(set(lengths)) > 1:
-                notes.append("the steps are counted as if the sweep chose the longest schedule")
-        images = [(task.name, (known_size(task.data_set, task.test) or (0, 0))[0]) for task in tasks]
+        _add_tasks(plan, recipe)
     elif isinstance(recipe, FrozenRecipe):
-        found = found._replace(config=with_blocks(found.config, recipe.classifier.class_token_blocks))
-        for name, place, trained, scored in fewshot_places(recipe.data):
-            sizes = [_looked_up(place, split, needed=False) for split in (trained, scored)]
-            images += [
-                (f"{name} {split}", size.num_images)
-                for split, size in zip((trained, scored), sizes, strict=True)
-            ]
-            notes += [note for size in sizes for note in size.notes]
-            held += sum(size.num_images for size in sizes) * found.config.feature_size * 4
-            most_classes = max(most_classes, sizes[0].num_classes)
-            if sizes[0].num_images:
-                check_neighbours(recipe, name, sizes[0].num_images)
-            if not isinstance(recipe, Probe):
-                drawn.append((name, recipe.classifier.most_shots * sizes[0].num_classes))
-            train, test = (size.source for size in sizes)
-            if train is not None and test is not None:
-                one = FewshotSet(name, trained, scored, train, test)
-                check_set(one, recipe.classifier.most_shots, recipe.classifier.with_fewer)
+        _add_few_shot(plan, recipe)
     else:
-        size = _looked_up(recipe.data, recipe.data.eval_split, needed=False)
-        images = [(recipe.data.eval_split, size.num_images)]
-        notes += [f"images from {size.place}", *size.notes]
-        if size.source is not None:
-            check_scored(size.source, recipe.data.eval_split)
-        if size.num_images:
-            check_scored_head(recipe, found, size.source.class_names if size.source else size.num_classes)
-        if recipe.evaluation.labels.startswith("objectnet"):
-            side = side or OBJECTNET_SIZE
-    config = replace(found.config, image_size=side or found.config.image_size)
-    passed = sum(number for _, number in images)
-    flops = 2 * count_macs(config) * passed + training_flops(config, steps * batch)
-    notes += unseen_pixels(config)
-    return ScoringPlan(
-        weights,
-        config,
-        tuple(images),
-        tuple(drawn),
-        trainings,
-        steps,
-        flops,
-        tuple(dict.fromkeys(notes)),
-        held,
-        most_classes,
-    )
+        _add_scored(plan, recipe, found)
+    plan.notes = list(dict.fromkeys([*plan.notes, *unseen_pixels(config)]))
+    return plan
+
+
+def _add_tasks(plan: ScoringPlan, recipe: Vtab) -> None:
+    tasks = chosen_tasks(recipe)
+    if recipe.data.path and not Path(recipe.data.path).is_dir():
+        raise DataError(
+            f"{recipe.data.path}: no such folder; it should hold a folder of shards for each task"
+        )
+    plan.images = [(task.name, (known_size(task.data_set, task.test) or (0, 0))[0]) for task in tasks]
+    if recipe.vtab.light:
+        return
+    lengths = recipe.vtab.sweep_steps or (recipe.schedule.total_steps,)
+    tried = [length for length in lengths for _ in recipe.vtab.sweep_lrs or (recipe.optimizer.lr,)]
+    tried = tried if len(tried) > 1 else []
+    seeds = len(recipe.vtab.seeds)
+    plan.trainings = len(tasks) * (len(tried) + seeds)
+    plan.steps = len(tasks) * (sum(tried) + seeds * max(lengths))
+    plan.batch_size = recipe.schedule.batch_size
+    if len(set(lengths)) > 1:
+        plan.notes.append("the steps are counted as if the sweep chose the longest schedule")
+
+
+def _add_few_shot(plan: ScoringPlan, recipe: FrozenRecipe) -> None:
+    for name, place, trained, scored in fewshot_places(recipe.data):
+        train, test = (_looked_up(place, split, needed=False) for split in (trained, scored))
+        plan.images += [(f"{name} {trained}", train.num_images), (f"{name} {scored}", test.num_images)]
+        plan.notes += train.notes + test.notes
+        plan.num_classes = max(plan.num_classes, train.num_classes)
+        if train.num_images:
+            check_neighbours(recipe, name, train.num_images)
+        if not isinstance(recipe, Probe):
+            plan.drawn.append((name, recipe.classifier.most_shots * train.num_classes))
+        if train.source is not None and test.source is not None:
+            one = FewshotSet(name, trained, scored, train.source, test.source)
+            check_set(one, recipe.classifier.most_shots, recipe.classifier.with_fewer)
+
+
+def _add_scored(plan: ScoringPlan, recipe: Evaluate, found: StoredNetwork) -> None:
+    split = recipe.data.eval_split
+    size = _looked_up(recipe.data, split, needed=False)
+    plan.images = [(split, size.num_images)]
+    plan.notes += [f"images from {size.place}", *size.notes]
+    if size.source is not None:
+        check_scored(size.source, split)
+    if size.num_images:
+        check_scored_head(recipe, found, size.source.class_names if size.source else size.num_classes)
 
 
 def call_with_timeout(seconds: float, call: Callable[[], T]) -> T | str:
