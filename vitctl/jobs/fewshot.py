@@ -206,7 +206,14 @@ def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], st
     dtype = torch.float64 if recipe.fewshot.float64 else torch.float32
     return [
         Line(
-            one.name, shots, seed, l2, score.accuracy, score.correct, score.total, score.mean_per_class or 0.0
+            one.name,
+            shots,
+            seed,
+            l2,
+            score.accuracy,
+            score.correct,
+            score.total,
+            score.means["mean_per_class"],
         )
         for shots in recipe.fewshot.shots
         for seed in recipe.fewshot.seeds
@@ -244,7 +251,11 @@ def score_draw(
     test_labels = one.test.labels()
     images = np.bincount(test_labels, minlength=one.num_classes)
     return [
-        Score(int(right.sum()), len(test_labels), mean_per_class(np.stack([images, right], axis=1)))
+        Score(
+            int(right.sum()),
+            len(test_labels),
+            {"mean_per_class": mean_per_class(np.stack([images, right], axis=1))},
+        )
         for right in count_correct(ridge, features[1], torch.from_numpy(test_labels), l2s)
     ]
 

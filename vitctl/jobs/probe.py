@@ -297,5 +297,6 @@ def _row(one: FewshotSet, classes: Tensor) -> dict[str, Any]:
     labels = one.test.labels()
     images = np.bincount(labels, minlength=one.num_classes)
     right = np.bincount(labels[classes.numpy() == labels], minlength=one.num_classes)
-    score = Score(int(right.sum()), len(labels), mean_per_class(np.stack([images, right], axis=1)))
+    means = {"mean_per_class": mean_per_class(np.stack([images, right], axis=1))}
+    score = Score(int(right.sum()), len(labels), means)
     return score.numbers | {"accuracy_interval": wilson(score.correct, score.total)}

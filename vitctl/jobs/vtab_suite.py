@@ -283,7 +283,7 @@ def _score(scores: Tensor, source: Source) -> Score:
     labels = source.labels()
     right = (scores.argmax(dim=1).numpy() == labels)[:, None]
     by_class = count_by_class(right, labels, len(source.class_names))
-    return Score(int(right.sum()), len(labels), mean_per_class(by_class))
+    return Score(int(right.sum()), len(labels), {"mean_per_class": mean_per_class(by_class)})
 
 
 def _frozen(context: SuiteContext) -> Model:
@@ -527,7 +527,7 @@ def _row(data: TaskData, scores: Sequence[Score]) -> dict[str, Any]:
         "std": float(np.std(values)),
         "by_seed": values,
         "total": scores[0].total,
-        "mean_per_class": _mean([score.mean_per_class for score in scores]),
+        "mean_per_class": _mean([score.means.get("mean_per_class") for score in scores]),
         **baselines(data.test.labels(), data.task.num_classes),
         "copy": data.copy,
     }

@@ -317,7 +317,7 @@ def _print_baselines(metrics: Mapping[str, Any]) -> None:
         per_class = f"{METRICS['mean_per_class']} {mean:.2%} ({interval})"
     per_class += ", " if per_class else ""
     if "map" in metrics:
-        say(f"  {', '.join(f'{text} {metrics[key]:.2%}' for key, text in OF_LABEL_SETS.items())}")
+        say(f"  {', '.join(f'{one.words} {metrics[key]:.2%}' for key, one in OF_LABEL_SETS.items())}")
     say(f"  {per_class}majority class alone {majority:.2%}, chance {metrics['chance']:.2%}")
     if "ece" in metrics:
         say(
