@@ -217,6 +217,7 @@ def test_data_lanes__each_process_reads_its_own_shards(
     assert len(read[0] & read[1]) <= 1  # that at the border of the two lanes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "replicas"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "values",

@@ -178,6 +178,7 @@ def test_table__refuses(vitctl: Vitctl, arguments: tuple[str, ...], said: str) -
     assert said in found.err
 
 
+@pytest.mark.slow
 def test_table__says_which_runs_it_leaves_out_and_draws(vitctl: Vitctl, tmp_path: Path) -> None:
     finished(tmp_path / "runs", "short", "jft_b32", {}, {"schedule.total_epochs": 1.0})
     said = vitctl("recipes", "table", "fig5", "--plot", "fig5.png")

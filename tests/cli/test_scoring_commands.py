@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cli.conftest import Vitctl, words
 from tests.conftest import TINY
 
@@ -99,6 +101,7 @@ def test_evaluate__prints_a_line_for_its_labels_and_writes_the_counts(
     assert "confusion: score/confusion.csv" in said.out
 
 
+@pytest.mark.slow
 def test_fewshot__several_shots_and_several_sets(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
     line = (
         *f"fewshot --from {pretrained} --dataset digits,shapes-shape --shots 1,2 --out few".split(),

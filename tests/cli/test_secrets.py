@@ -48,6 +48,7 @@ def site(tmp_path: Path, tiny_data: Path, pretrained: Path) -> Iterator[str]:
     httpd.server_close()
 
 
+@pytest.mark.slow
 def test_a_signature_is_in_no_record(
     site: str, vitctl: Vitctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_vtab__sweeps_unless_told_not_to(vitctl: Vitctl, pretrained: Path, tmp_p
     assert [path.name for path in (tmp_path / "other/tasks/pets").iterdir()] == ["lr_0.01_steps_2"]
 
 
+@pytest.mark.slow
 def test_vtab__a_quick_look_is_not_compared_with_the_protocol(
     vitctl: Vitctl, pretrained: Path, tmp_path: Path
 ) -> None:

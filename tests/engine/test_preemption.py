@@ -98,6 +98,7 @@ def test_second_signal__leaves_at_once(pair: tuple[signal.Signals, signal.Signal
     assert seconds < 30  # it would sleep for a minute
 
 
+@pytest.mark.slow
 def test_second_signal__of_a_launcher_is_an_echo_at_first() -> None:
     with subprocess.Popen([sys.executable, "-c", BLOCKED, "2"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

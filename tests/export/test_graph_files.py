@@ -21,6 +21,7 @@ from PIL import Image
 
 from tests.conftest import ROOT
 from tests.export.conftest import NUM_IMAGES, PREPROCESSING, Saved, network, normalised, pixels
+from tests.matrix import slow
 from vitctl.data.images.transforms import EvalTransform, fill_colour
 from vitctl.errors import CheckpointError, RecipeError, VitctlError
 from vitctl.export import graph_files
@@ -43,7 +44,7 @@ def notes(folder: Path) -> str:
     return "\n".join(note for record in records for note in record.get("notes", ()))
 
 
-@pytest.mark.parametrize("family", ["vit", "hybrid", "resnet v2", "axial"])
+@pytest.mark.parametrize("family", ["vit", *slow("hybrid", "resnet v2"), "axial"])
 def test_onnx__agrees_with_every_family_at_any_batch(
     saved: Saved, exported: Exported, tmp_path: Path, family: str
 ) -> None:
@@ -135,7 +136,7 @@ def test_out__nothing_is_replaced_before_all_is_written(
     assert {path.name: path.read_text() for path in target.parent.iterdir()} == {"new.onnx": "old"}
 
 
-@pytest.mark.parametrize("method", ["shorter_side", "letterbox"])
+@pytest.mark.parametrize("method", [*slow("shorter_side"), "letterbox"])
 def test_onnx__pre_processing_inside_gives_vitctls_answers(
     saved: Saved, exported: Exported, tmp_path: Path, photos: Path, method: str
 ) -> None:
@@ -244,7 +245,7 @@ def large_activation(model: Model) -> None:
     ("plant", "named"),
     [
         (large_weight, r"weight blocks\.1\.mlp\.fc1\.bias: 1e\+05"),
-        (large_activation, r"layer blocks\.1\.mlp\.fc1 \(MatMul\): "),
+        *slow((large_activation, r"layer blocks\.1\.mlp\.fc1 \(MatMul\): ")),
     ],
 )
 def test_onnx__float16_that_overflows_is_refused_with_its_layer(
@@ -262,6 +263,7 @@ def test_onnx__float16_that_overflows_is_refused_with_its_layer(
     ] == []
 
 
+@pytest.mark.slow
 def test_onnx__a_loss_of_accuracy_is_refused(
     saved: Saved, exported: Exported, tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,7 +339,7 @@ def test_program__runs_elsewhere(saved: Saved, exported: Exported, tmp_path: Pat
         ({"eval_method": "square", "eval_resize": 0, "resample": "bilinear_antialias"}, False, True),
         ({"eval_method": "shorter_side", "eval_resize": 36, "resample": "bicubic_antialias"}, False, False),
         # Weights that do not say are turned upright, as `predict` does.
-        ({"eval_method": "shorter_side", "eval_resize": 36, "resample": "bilinear"}, True, None),
+        *slow(({"eval_method": "shorter_side", "eval_resize": 36, "resample": "bilinear"}, True, None)),
         ({"eval_method": "letterbox", "eval_resize": 0, "resample": "bicubic_antialias"}, False, True),
         ({"eval_method": "letterbox", "eval_resize": 0, "resample": "area"}, True, True),
         ({"eval_method": "transformers", "eval_resize": 37, "resample": "lanczos"}, False, True),

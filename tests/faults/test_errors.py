@@ -105,6 +105,7 @@ def test_standard_output__full_or_closed(to: str) -> None:
         assert (done.returncode, done.stderr) == (2, text)
 
 
+@pytest.mark.slow
 def test_standard_output__that_knows_only_ascii(tmp_path: Path) -> None:
     recipe = tmp_path / "größe.toml"
     recipe.write_text('extends = "smoke"\nnote = "café → 日本"\n', encoding="utf-8")
@@ -148,7 +149,7 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize(("owner", "name", "call", "error", "step"), few(WHOLE, *[*WHOLE][:2]))
+@pytest.mark.parametrize(("owner", "name", "call", "error", "step"), few(WHOLE, "images", "a bug"))
 def test_error__between_two_updates_is_saved(
     tiny_data: Path, straight: Path, tmp_path: Path, broken: Broken, owner: Any, name: str, call: int,
     error: Exception, step: int
@@ -176,7 +177,7 @@ HALF = {
 }
 
 
-@pytest.mark.parametrize("case", HALF)
+@pytest.mark.parametrize("case", few([*HALF], "half an update"))
 def test_error__in_the_middle_of_an_update_is_not_saved(
     tiny_data: Path, straight: Path, tmp_path: Path, broken: Broken, case: str
 ) -> None:
@@ -197,6 +198,7 @@ def test_error__in_the_middle_of_an_update_is_not_saved(
     assert_same(folder, straight)
 
 
+@pytest.mark.slow
 def test_error__whose_save_fails_too_is_the_one_reported(
     tiny_data: Path, straight: Path, tmp_path: Path, broken: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,7 @@ def test_crash__what_it_left_half_written_goes_when_the_run_goes_on(
     assert_same(folder, straight)
 
 
+@pytest.mark.slow
 def test_full_at_one_save__the_next_save_follows(
     tiny_data: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def test_full_at_one_save__the_next_save_follows(
     assert_same(folder, straight)
 
 
+@pytest.mark.slow
 def test_file_too_large__for_the_kernel(tiny_data: Path, tmp_path: Path) -> None:
     """It refuses every file above 40 kB: no checkpoint fits, the log does."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))"
@@ -300,6 +302,7 @@ def test_power_cut__the_newest_complete_checkpoint_is_used(
     assert names(folder) == ["step_00000009", "step_00000012", "torn_step_00000012"]
 
 
+@pytest.mark.slow
 def test_torn__is_set_aside_and_pushes_out_no_complete_one(
     tiny_data: Path, straight: Path, tmp_path: Path
 ) -> None:

@@ -159,6 +159,7 @@ def test_group_notes__count_groups_on_each_side_and_on_both(photos: Path) -> Non
     assert "both" not in group_notes(place, apart)[0]
 
 
+@pytest.mark.slow
 def test_group_by__is_the_same_in_every_process(photos: Path) -> None:
     """Python hashes text differently in each process; all ranks must have the same images."""
     program = (

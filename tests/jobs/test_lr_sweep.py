@@ -85,6 +85,7 @@ def test_finetune__two_processes_try_the_same_rates_and_take_the_same(
     assert two["provenance"]["lr"] in LRS
 
 
+@pytest.mark.slow
 def test_finetune__stopped_in_the_second_rate_goes_on_there(
     job: Job, pretrained: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

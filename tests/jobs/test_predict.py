@@ -262,6 +262,7 @@ def test_openvino__runs_the_file_as_it_is(onnx_file: Path, monkeypatch: pytest.M
     np.testing.assert_allclose(model(images.numpy())["logits"], ours, atol=1e-4 * float(ours.std()))
 
 
+@pytest.mark.slow
 def test_predict__onnxruntime_reports_nothing_to_its_maker(onnx_file: Path, tmp_path: Path) -> None:
     """It keeps the number of a user, and what is to be sent, in these folders. In CI it does not."""
     image, folders = tmp_path / "image.png", {name: tmp_path / name for name in ("HOME", "TMPDIR")}

@@ -56,6 +56,7 @@ def test_probe__says_the_number_of_fewshot(run: Run, tiny_data: Path, tmp_path: 
     assert last == result["metrics"]["by_seed"]
 
 
+@pytest.mark.slow
 def test_probe__stopped_inside_it_goes_on_with_it(
     run: Run, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ def test_probe__equals_a_direct_computation_and_is_cached(job: Job, tiny_data, t
 def test_probe__keeps_a_classifier_that_scores_as_it_said(
     job: Job, tmp_path, method: str | int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitctl.jobs.probe.C_GRID", C_GRID[:24:11])
+    monkeypatch.setattr("vitctl.jobs.probe.C_GRID", C_GRID[16:33:8])
     if isinstance(method, int):  # one of DINOv2's inputs alone
         every, only, method = probe.heads_of, method, "linear"
         monkeypatch.setattr(probe, "heads_of", lambda *asked: every(*asked)[only : only + 1])
@@ -79,7 +79,7 @@ def test_probe__logistic_shows_its_progress_at_most_once_a_second(
     pretrained, tiny_data, tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vitctl.engine.journal.SHOW_SECONDS", math.inf)
-    monkeypatch.setattr("vitctl.jobs.probe.C_GRID", C_GRID[:24:11])
+    monkeypatch.setattr("vitctl.jobs.probe.C_GRID", C_GRID[16:33:8])
     values = {"weights.source": str(pretrained), "data.path": str(tiny_data), "probe.method": "logistic"}
     overrides = [Override(*each) for each in (CPU | values).items()]
     prepare_run(load_recipe("probe", overrides), tmp_path / "probe")
@@ -178,7 +178,7 @@ def test_probe__neighbours_keep_nothing(job: Job, tmp_path) -> None:
 def test_probe__stopped_inside_a_method_goes_on_to_the_same_result(
     job: Job, tmp_path, method: str, function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitctl.jobs.probe.C_GRID", C_GRID[:24:11])
+    monkeypatch.setattr("vitctl.jobs.probe.C_GRID", C_GRID[16:33:8])
     values = {"probe.method": method, "probe.steps": 40, "probe.cache": str(tmp_path / "cache")}
     whole, original, calls = job("probe", "whole", **values), getattr(probes, function), []
 

@@ -88,6 +88,7 @@ def test_fewshot__the_first_loss_is_below_that_of_the_zero_head(job: Job, tmp_pa
     assert first["fewshot"] < 0.97 * first["zero"]
 
 
+@pytest.mark.slow
 def test_fewshot__stopped_it_goes_on_with_the_same_bits(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ def test_fewshot__is_replayed_bit_for_bit(job: Job, tmp_path: Path) -> None:
     assert said(tmp_path / "run", "replay", steps="all") == [("ok", "steps 1 to 6: equal, bit for bit")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_fewshot__of_lanes_is_the_same_on_any_number_of_processes(
     pretrained: Path, tiny_data: Path, tmp_path: Path, count: int

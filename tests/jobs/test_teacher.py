@@ -87,6 +87,7 @@ def test_teacher__is_recorded_and_every_step_computed_again(taught: Path, teache
     assert "steps 1 to 6: equal, bit for bit" in {one.text for one in findings}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"distillation.kind": "hard", "distillation.temperature": 1.0}, FEATURES])
 def test_kinds__train_other_weights(
     taught: Path, teacher: Path, job: Job, tmp_path: Path, change: dict[str, Any]

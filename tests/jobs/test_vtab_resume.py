@@ -103,6 +103,7 @@ def interrupted(folder: Path, where: str, number: int) -> None:
         evaluation.stop_together, vtab_images.open_split = agree, open_split
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["training", "evaluation"])
 def test_vtab__a_signal_in_task_seven_saves_and_leaves(
     where: str, straight: tuple[dict[str, Any], dict[str, Any]], speck: Path, tmp_path: Path

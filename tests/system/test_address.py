@@ -242,6 +242,7 @@ def test_recipe__holds_texts_alone(tmp_path: Path) -> None:
     assert with_query("https://h.org/d/train/index.json").endswith("?S3CR3T")
 
 
+@pytest.mark.slow
 def test_lookup__of_a_host_that_does_not_exist_ends_soon(offline: list[str]) -> None:
     doors = (lambda url: read_file(url, 9), fetch)
     for door in doors:
