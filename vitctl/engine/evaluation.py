@@ -24,8 +24,8 @@ from vitctl.engine.metrics import (
     count_hits,
     label_sets,
 )
-from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.runtime import Computation, Runtime, Transfer, given
+from vitctl.engine.preemption import StopFlag
+from vitctl.engine.runtime import Computation, Runtime, Transfer, given, stop_together
 from vitctl.engine.sharding import is_sharded
 from vitctl.errors import DataError
 from vitctl.models.build import Model
@@ -360,12 +360,6 @@ def _windows(pairs: Iterable[tuple[Tensor, Tensor]], size: int) -> Iterator[tupl
 def window_bytes(width: int) -> int:
     """Return the memory of a window of float32 rows while they are joined or put in order."""
     return 2 * _WINDOW * width * 4
-
-
-def stop_together(runtime: Runtime, stop: StopFlag) -> None:
-    """Raise Stopped on all processes when any of them should stop."""
-    if runtime.sum([float(stop.raised)])[0]:
-        raise Stopped
 
 
 SUFFIX = ".safetensors"

@@ -15,12 +15,12 @@ from torch import Tensor
 from vitctl.data.images.transforms import EvalTransform, fill_colour
 from vitctl.engine.assemble import RunContext
 from vitctl.engine.computation import choose_attention, computed
-from vitctl.engine.evaluation import Score, stop_together
+from vitctl.engine.evaluation import Score
 from vitctl.engine.fewshot_ridge import L2_GRID, choose_l2, choose_shots, count_correct, decompose
 from vitctl.engine.journal import FEATURES, Report, silent
 from vitctl.engine.metrics import baselines, mean_per_class
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.runtime import Runtime
+from vitctl.engine.runtime import Runtime, stop_together
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import FewshotSet, Inputs, open_inputs
 from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, random_in_words, weights_of
