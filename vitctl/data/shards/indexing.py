@@ -66,7 +66,7 @@ def index_shards(
     if out is not None:
         _check_same_shards(out, [text.rpartition("/")[2] for text in texts])
     if any(map(is_remote, texts)):
-        texts, folder = _remote_shards(texts, out), out or Path()
+        texts, folder = _remote_shards(texts, out)
     else:
         paths = list(map(Path, texts))
         texts = list(map(str, _link_shards(paths, out) if out else paths))
@@ -103,8 +103,8 @@ def index_shards(
                 shutil.rmtree(parts, ignore_errors=True)
 
 
-def _remote_shards(urls: Sequence[str], out: Path | None) -> list[str]:
-    """Return the addresses of shards, and make the folder of their index."""
+def _remote_shards(urls: Sequence[str], out: Path | None) -> tuple[list[str], Path]:
+    """Return the addresses of shards and the folder of their index, which is made."""
     if out is None:
         raise DataError(
             f"{urls[0]}: an index cannot be written there; choose a local folder for it with --out FOLDER"
@@ -117,7 +117,7 @@ def _remote_shards(urls: Sequence[str], out: Path | None) -> list[str]:
             f"{count_text(len(names), 'file name')}; each shard needs a different one"
         )
     out.mkdir(parents=True, exist_ok=True)
-    return list(urls)
+    return list(urls), out
 
 
 @dataclass(frozen=True)
