@@ -491,20 +491,6 @@ def test_line__pasted_on_two_machines_with_a_killed_process(run: Run, load: Load
     assert step_images(folder) == step_images(straight)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("has_signal", [False, True])
-def test_bench__in_two_processes(has_signal: bool) -> None:
-    """The typed command itself runs in each of them; one signal ends all of them."""
-    line = [sys.executable, "-m", "vitctl", "bench", "model", "--recipe", str(TINY), "--synthetic", "-n", "2"]
-    one = warm.Popen([*line, "--seconds", "600" if has_signal else "1"], **PIPED)
-    if has_signal:
-        wait_for(lambda: sorted(filter(None, map(rank_of, family_of([one])))) == ["0", "1"], [one])
-        one.send_signal(signal.SIGINT)
-    [(code, shown, text)] = ended([one])
-    assert code == (3 if has_signal else 0), text
-    assert has_signal or "images/s" in shown
-
-
 def test_follower__reports_each_complete_record_once_whatever_file_and_clock_do(tmp_path: Path) -> None:
     path, seen = tmp_path / "log.jsonl", list[dict[str, Any]]()
     append_record(path, {"step": 1, "time": 9e9})
