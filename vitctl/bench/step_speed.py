@@ -92,7 +92,7 @@ def bench_model(
                 measured,
                 folder,
                 lambda prepared: results.append(
-                    _measure(prepared, measured, plan.config, recipe.schedule.batch_size, budget.restarted())
+                    _measure(prepared, plan.config, recipe.schedule.batch_size, budget.restarted())
                 ),
             )
     except Exception as error:
@@ -166,11 +166,9 @@ def measured_recipe(
     return recipe.model_copy(update=changed)
 
 
-def _measure(
-    prepared: Prepared, recipe: Pretrain | Finetune, config: Config, recipe_batch: int, budget: Budget
-) -> dict[str, Any]:
+def _measure(prepared: Prepared, config: Config, recipe_batch: int, budget: Budget) -> dict[str, Any]:
     """Measure a prepared training, the most important part first, because the budget or Ctrl-C may end it."""
-    trainer = prepared.trainer
+    trainer, recipe = prepared.trainer, prepared.recipe
     runtime, s, m = trainer.runtime, recipe.schedule, recipe.machine
     if m.compile:
         budget.say("compiling")
