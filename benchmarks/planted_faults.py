@@ -38,6 +38,9 @@ import pytest
 import torch  # noqa: F401
 import torchvision  # noqa: F401
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.import_map import import_map
+
 PACKAGES = ("engine", "data", "models", "recipe", "launch")
 CPU_SECONDS = 60
 WALL_SECONDS = 120
@@ -161,29 +164,14 @@ def planted(root: Path, fault: dict[str, Any]) -> tuple[Path, str] | None:
     return None
 
 
-def tests_of(root: Path, module: Path) -> list[str]:
-    """Return the test files that import a module, those named after it first."""
-    dotted = ".".join(module.with_suffix("").parts)
-    package, name = dotted.rsplit(".", 1)
-    names = re.compile(rf"{re.escape(dotted)}\b|from {re.escape(package)} import [^\n]*\b{name}\b")
-    mirror = [
-        p
-        for p in root.glob("tests/**/test_*.py")
-        if str(p.parent.relative_to(root / "tests")) == str(module.parent.relative_to("vitctl"))
-    ]
-    direct = [p for p in root.glob("tests/**/test_*.py") if names.search(p.read_text())]
-    ends = [
-        root / "tests" / n
-        for n in (
-            "test_lanes.py",
-            "test_golden.py",
-            "test_end_to_end.py",
-            "test_resume.py",
-            "jobs/test_pretrain.py",
-        )
-    ]
-    first = [p for p in mirror if name in p.stem]
-    return [str(p.relative_to(root)) for p in dict.fromkeys([*first, *direct, *mirror, *ends]) if p.exists()]
+def first_tests(root: Path, module: Path) -> list[str]:
+    """Return the test files that import a module, those named after it first, then those of its folder."""
+    imported = {path: names for path, names in import_map(root).items() if path.name.startswith("test_")}
+    direct = [path for path, names in imported.items() if module in names]
+    mirror = [path for path in imported if path.parent == Path("tests", module.parent.relative_to("vitctl"))]
+    ends = [path for path in imported if path.name in ("test_lanes.py", "test_golden.py", "test_resume.py")]
+    first = [path for path in mirror if module.stem in path.stem]
+    return [str(path) for path in dict.fromkeys([*first, *direct, *mirror, *ends])]
 
 
 def run(root: Path, faults: list[dict[str, Any]], out: Path, scratch: Path) -> None:
@@ -204,7 +192,7 @@ def run(root: Path, faults: list[dict[str, Any]], out: Path, scratch: Path) -> N
         if change:
             path, text = change
             original = path.read_text()
-            tests = tests_of(copy, path.relative_to(copy))
+            tests = first_tests(copy, path.relative_to(copy))
             for _ in range(3):
                 path.write_text(text)
                 try:

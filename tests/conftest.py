@@ -24,6 +24,7 @@ import pytest
 import typer.main
 
 from tests import warm
+from tests.import_map import changed_tests
 
 # Before torch is imported: tests run side by side, and the last bit of a sum depends on the number of
 # threads.
@@ -84,6 +85,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write tests/golden again; if numbers change, say why in CHANGELOG, Numerics",
     )
+    parser.addoption(
+        "--changed",
+        nargs="?",
+        const="HEAD",
+        metavar="REVISION",
+        help="run only the test files that import what differs from a revision of git (default: HEAD)",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --changed, leave out the test files that do not import what changed."""
+    revision = config.getoption("--changed")
+    if revision is None or not collection_path.name.startswith("test_"):
+        return None
+    root = Path(__file__).resolve().parents[1]
+    return None if collection_path.relative_to(root) in changed_tests(root, revision) else True
 
 
 @pytest.fixture(autouse=True, scope="session")
