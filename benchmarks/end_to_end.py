@@ -30,7 +30,6 @@ from measure import (
     Side,
     decode_rate,
     matrix_rates,
-    our_linear,
     report,
     script_options,
     take_turns,
@@ -106,7 +105,6 @@ def ours(folder: Path, given: argparse.Namespace) -> Numbers:
         "log.every_steps": given.every,
         "checkpoint.every_steps": given.steps,
         "machine.workers": 1,
-        "machine.linear": our_linear(given.precision, "cpu"),
     }
     sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
     words = ("pretrain", "--recipe", "cifar10_small", "--data", str(shards), "--steps", str(given.steps))

@@ -44,7 +44,6 @@ NETWORK = {
 ALONE = {
     "machine.device": "cpu",
     "machine.workers": 0,
-    "machine.linear": "onednn",
     "data.dataset": "",
     "log.trace": False,
 }

@@ -60,7 +60,7 @@ SIDES: dict[str, dict[str, Choices]] = {
             "compiled": {"compile": True},
             "plain attention, compiled": {"plain": True, "compile": True},
         },
-        "our ONNX": {DEFAULT: {}, "OpenVINO": {"machine.engine": "openvino"}},
+        "our ONNX": {DEFAULT: {}, "OpenVINO": {"openvino": True}},
         "timm's ONNX": {
             DEFAULT: {"dynamo": True},
             "TorchScript exporter": {"dynamo": False},
@@ -71,7 +71,7 @@ SIDES: dict[str, dict[str, Choices]] = {
     "bf16": {
         "ours in torch": {DEFAULT: {}},
         "timm in torch": {DEFAULT: NARROWED.pop("autocast"), **NARROWED},
-        "our ONNX in OpenVINO": {DEFAULT: {"machine.engine": "openvino", "machine.precision": "bf16"}},
+        "our ONNX in OpenVINO": {DEFAULT: {"openvino": True}},
         "timm's ONNX in OpenVINO": {DEFAULT: {"dynamo": True, "openvino": True}},
     },
 }
@@ -224,13 +224,13 @@ def prepare(
 def our_network(
     source: Path, precision: str, images: Any, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> Forward:
-    """The network of `vitctl predict`."""
+    """The network of `vitctl predict`, or our file in OpenVINO."""
+    if settings.get("openvino"):
+        return in_openvino(source, images.numpy(), precision)
     from vitctl import load_recipe
     from vitctl.jobs.inputs.classifier import open_classifier
 
     values = {"weights.source": str(source), "machine.device": "cpu", "machine.precision": precision}
-    if source.suffix != ".onnx":
-        values["machine.linear"] = measure.our_linear(precision, "cpu")
     values |= settings
     network = open_classifier(load_recipe("evaluate", list(values.items())).recipe).network
 
@@ -278,7 +278,7 @@ def timm_network(weights: Path, model: str, settings: Mapping[str, Any], shown: 
 
 
 def timm_onnx(
-    folder: Path, model: str, settings: Mapping[str, Any], shown: Any, precision: str = "f32"
+    folder: Path, model: str, settings: Mapping[str, Any], shown: Any, precision: str = "float32"
 ) -> Forward:
     """timm's model in onnxruntime, as its onnx_export.py writes it."""
     import onnxruntime
@@ -290,12 +290,7 @@ def timm_onnx(
         network, str(file), example_input=shown, use_dynamo=settings["dynamo"], input_names=["images"]
     )
     if settings.get("openvino"):
-        import openvino
-
-        threads = int(os.environ["OMP_NUM_THREADS"])
-        how = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
-        request = openvino.Core().compile_model(file, "CPU", how).create_infer_request()
-        return lambda: request.infer({"images": shown.numpy()})[0]
+        return in_openvino(file, shown.numpy(), precision)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = int(os.environ["OMP_NUM_THREADS"])
     options.log_severity_level = 3
@@ -307,6 +302,16 @@ def timm_onnx(
         return logits
 
     return forward
+
+
+def in_openvino(file: Path, images: np.ndarray, precision: str) -> Forward:
+    """An ONNX file in OpenVINO."""
+    import openvino
+
+    threads = int(os.environ["OMP_NUM_THREADS"])
+    how = {"INFERENCE_PRECISION_HINT": precision.replace("float", "f"), "INFERENCE_NUM_THREADS": threads}
+    request = openvino.Core().compile_model(file, "CPU", how).create_infer_request()
+    return lambda: request.infer([images])[0]
 
 
 def compare_logits(folder: Path, precision: str) -> dict[str, float]:

@@ -8,8 +8,7 @@ are compared. Memory is proportional (PSS): pages that a worker shares with its 
 on all sides alike.
 
 `vitctl` resizes as our recipes do, `vitctl-antialias` with the filter that Pillow applies, and with it timm,
-webdataset and datasets; `vitctl-restarts` is the same on shards written with `--restart-markers`, which have
-the same pixels; `vitctl-scaled` decodes to a fraction where the crop allows it. torchvision decodes
+webdataset and datasets; `vitctl-scaled` decodes to a fraction where the crop allows it. torchvision decodes
 by `decode_image` to tensors, as its documentation of v2 advises for speed. Hugging Face `datasets` needs
 `--datasets-python`, the Python of an environment that has it.
 """
@@ -26,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 from measure import (
@@ -47,9 +45,9 @@ from measure import (
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-500.tar"
 SIZE, BATCH, WARM_UP_BATCHES, PER_SHARD = 224, 50, 10, 64
 LIBRARIES = ("vitctl", "torch", "torchvision", "timm", "webdataset", "pillow", "simplejpeg", "numpy")
-OURS = ("vitctl", "vitctl-antialias", "vitctl-restarts", "vitctl-scaled")
+OURS = ("vitctl", "vitctl-antialias", "vitctl-scaled")
 GOALS = {"timm": 2.0, "torchvision": 1.5}
-WAYS: dict[str, dict[str, Any]] = {"shards": {}, "restarts": {"restart_markers": True}}
+WAYS: dict[str, dict[str, Any]] = {"shards": {}}
 PEERS = {
     "timm": "create_loader, its worker's uint8 batches, use_multi_epochs_loader",
     "torchvision": "ImageFolder with decode_image, v2.RandomResizedCrop and flip on uint8 tensors",
@@ -83,11 +81,8 @@ def main() -> None:
     if "datasets" in pythons and installed("datasets") == "not installed":
         pythons["datasets"] = given.datasets_python
     sides = [name for name in given.sides if pythons[name]]
-    if "vitctl-restarts" in sides and not which("jpegtran"):
-        sides.remove("vitctl-restarts")
     with tempfile.TemporaryDirectory() as folder:
-        ways = WAYS if "vitctl-restarts" in sides else {"shards": {}}
-        contents = unpack(given.photos, Path(folder), given.enlarge, ways)
+        contents = unpack(given.photos, Path(folder), given.enlarge)
         asks = {"workers": given.workers, "folder": folder, "images": given.images}
         found = take_turns(
             {
@@ -108,13 +103,12 @@ def rows(found: dict[str, list[Numbers]], workers: int) -> list[Row]:
     own = {
         "vitctl": "train_batches, decode exact, bilinear of four pixels, as the authors' code",
         "vitctl-antialias": "train_batches, decode exact, bilinear with Pillow's filter",
-        "vitctl-restarts": "train_batches, decode exact, Pillow's filter, shards with restart markers",
         "vitctl-scaled": 'train_batches, decode = "scaled"',
     }
     return [
         Row(what, "per CPU second", "more", Side(own[ours], found[ours]),
             Side(f"{peer}: {PEERS[peer]}", found[peer]),
-            GOALS.get(peer) if ours in ("vitctl-antialias", "vitctl-restarts") else None)
+            GOALS.get(peer) if ours == "vitctl-antialias" else None)
         for peer in PEERS for ours in OURS if ours in found and peer in found
     ]  # fmt: skip
 
@@ -304,7 +298,6 @@ def pss_mib(pid: int) -> float:
 SIDES: dict[str, Callable[..., Iterator[Any]]] = {
     "vitctl": our_batches,
     "vitctl-antialias": partial(our_batches, resample="bilinear_antialias"),
-    "vitctl-restarts": partial(our_batches, resample="bilinear_antialias", shards="restarts"),
     "vitctl-scaled": partial(our_batches, decode="scaled"),
     "timm": timm_batches,
     "torchvision": torchvision_batches,

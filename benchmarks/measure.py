@@ -349,16 +349,6 @@ def rate(
             return amount / fastest
 
 
-def our_linear(precision: str, device: str) -> str:
-    """Return machine.linear of our side: oneDNN in float32 on an AMD CPU with AVX-512, as docs/speed.md
-    advises; else torch's products.
-    """
-    import torch
-
-    wide = precision == "float32" and device == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return "onednn" if wide and processor().startswith("AMD") else "torch"
-
-
 def matrix_rates(device: str = "cpu", shape: tuple[int, int, int] | None = None) -> Numbers:
     """TFLOP/s of matrix products on random numbers, in bf16 and float32 by torch, and in float32 by oneDNN
     where that is there.

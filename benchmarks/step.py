@@ -168,7 +168,6 @@ def our_step(work: Work, settings: Mapping[str, Any]) -> Step:
         "machine.workers": 0,
         "machine.precision": work.precision,
         "machine.device": work.device,
-        "machine.linear": measure.our_linear(work.precision, work.device),
         **settings,
     }
     recipe = load_recipe("in1k_b16", list(values.items())).recipe

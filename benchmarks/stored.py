@@ -20,7 +20,6 @@ from measure import Machine, in_fresh_process, take_turns
 CAME = "as they came"
 WAYS: dict[str, dict[str, Any]] = {
     CAME: {},
-    "--restart-markers": {"restart_markers": True},
     "--quality 90": {"quality": 90},
     **{f"--max-side {side}": {"max_side": side} for side in (448, 384, 320, 256)},
 }

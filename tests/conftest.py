@@ -157,13 +157,11 @@ def one_export_of_each_graph(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     export = torch.onnx.export
 
     def copied(module: Any, args: Any, **how: Any) -> Any:
-        from vitctl.models import kernels
-
         def write(path: Path) -> None:
             path.write_bytes(export(module, args, **how).model_proto.SerializeToString())
 
         content = io.BytesIO()
-        Pickler(content).dump((module, args, kernels._attention_kernel, kernels._linear_kernel, repr(how)))
+        Pickler(content).dump((module, args, repr(how)))
         name = f"graph-{hashlib.sha256(content.getvalue()).hexdigest()}"
         made = made_once(tmp_path_factory, name, write).read_bytes()
         return torch.onnx.ONNXProgram(serde.deserialize_model(onnx.load_from_string(made)), None)
@@ -181,14 +179,9 @@ def imports_are_no_garbage() -> None:
 
 
 @pytest.fixture(autouse=True)
-def first_kernels() -> None:
-    """Each test begins with the kernels that a process begins with, as a command does; a job leaves those of
-    its network.
-    """
+def no_start() -> None:
+    """Each test begins without the variable of a launch before it."""
     os.environ.pop("VITCTL_START", None)
-    if kernels := sys.modules.get("vitctl.models.kernels"):
-        kernels.set_attention("fused")
-        kernels.set_linear("torch")
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,6 @@ from vitctl.cli.app import COMMANDS, GROUPS, USAGE_ERROR
 from vitctl.data.source.splits import resolve
 from vitctl.recipe.load import every_key, takes
 from vitctl.recipe.schema import JOBS
-from vitctl.system.files import BOUNDS
 
 Text = tuple[str, str]  # module, text
 # What texts insert into commands, and words in capitals there.
@@ -182,7 +181,7 @@ def test_extras__exist() -> None:
 
 
 def test_variables__are_read() -> None:
-    whole = {text for _, text in texts()} | {bound.variable for bound in BOUNDS} | LIBRARIES
+    whole = {text for _, text in texts()} | LIBRARIES
     found = {(module, name) for module, text in prose() for name in _VARIABLE.findall(text)}
     odd = {(module, name) for module, name in found if name not in whole and name not in FILLED}
     assert odd == set()
@@ -196,13 +195,13 @@ def test_splits__can_be_read() -> None:
         assert resolve(part, sizes)
 
 
-def test_limits__name_what_raises_them() -> None:
-    """Where a bound is checked and something is refused, the bound is in the message."""
+def test_limits__are_said() -> None:
+    """Where a limit is checked and something is refused, the limit is in the message."""
     odd = []
     for name, all_nodes in nodes().items():
         for node in all_nodes:
             if isinstance(node, ast.If) and any(isinstance(one, ast.Raise) for one in ast.walk(node)):
-                used = {*re.findall(r"\b([A-Z_]+)\.limit\b", ast.unparse(node.test))}
+                used = {*re.findall(r"\blimits\.[A-Z_]+", ast.unparse(node.test))}
                 said = " ".join(map(ast.unparse, node.body))
                 odd += [(name, bound) for bound in used if bound not in said]
     assert odd == []

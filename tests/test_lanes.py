@@ -188,7 +188,7 @@ RECIPES = st.fixed_dictionaries(
         "optimizer.clip_norm": st.sampled_from([0.0, 0.1]),
         "averaging.decay": st.sampled_from([0.0, 0.9]),
         "machine.precision": st.sampled_from(["float32", "bf16", "float64"]),
-        "machine.attention": st.sampled_from(["fused", "math", "mixed", "auto"]),
+        "machine.attention": st.sampled_from(["fused", "math", "auto"]),
         "loss.name": st.sampled_from(["sigmoid", "softmax", "masked_patch"]),
         "seed": st.integers(0, 2**32 - 1),
     }

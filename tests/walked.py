@@ -26,15 +26,15 @@ RECORDS = ("recipe/write.py", "engine/journal.py")  # they write the rate to fil
 class Walk:
     """What a command has entered.
 
-    `files`: all of them. `functions`: calls of each, without lambdas and comprehensions, which not every
-    Python calls. `image`: between the request for the first batch and its loss. `lr`: files that hold
-    the learning rate in a variable, or read it from the recipe. `index_reads`: calls of `read_index`.
+    `files`: all of them; `calls`: by function. `image`: between the request for the first batch and its loss.
+    `lr`: files that hold the learning rate in a variable, or read it from the recipe. `index_reads`: calls of
+    `read_index`.
     """
 
     def __init__(self, out: Path) -> None:
         self.out = out
         self.files: dict[str, None] = {}
-        self.functions: Counter[str] = Counter()
+        self.calls = Counter[str]()
         self.image: dict[str, None] = {}
         self.lr: dict[str, None] = {}
         self.index_reads = 0
@@ -44,8 +44,7 @@ class Walk:
         """Write the result."""
         names = ("files", "image", "lr")
         lists = {name: list(getattr(self, name)) for name in names}
-        counts = {"functions": self.functions, "index_reads": self.index_reads}
-        self.out.write_text(json.dumps(lists | counts))
+        self.out.write_text(json.dumps(lists | {"index_reads": self.index_reads, "calls": self.calls}))
 
     def see(self, frame: FrameType, event: str, _: Any) -> None:
         """Note a call or a return, as `sys.setprofile` reports it."""
@@ -58,8 +57,7 @@ class Walk:
             self.sees_image &= code.co_name != "classification_loss"
             return
         self.files[name] = None
-        if not code.co_name.startswith("<"):
-            self.functions[f"{name}:{code.co_qualname}"] += 1
+        self.calls[f"{name} {code.co_qualname}"] += 1
         self.index_reads += code.co_name == "read_index"
         if code.co_name == "take":  # the loop asks for the first batch
             self.sees_image = True

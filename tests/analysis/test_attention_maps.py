@@ -28,8 +28,8 @@ from vitctl.analysis.attention_maps import (
     watch_attention,
 )
 from vitctl.analysis.observe import observe
-from vitctl.models import kernels
 from vitctl.models.axial import AxialAttention
+from vitctl.models.kernels import set_attention
 from vitctl.models.variants import ViTConfig, variant
 
 
@@ -40,11 +40,9 @@ def watched(model: Any, images: Tensor) -> tuple[list[tuple[AttentionLayer, Tens
 
 
 @pytest.mark.parametrize(("name", "mode"), [*((name, "fused") for name in FAMILIES), ("vit", "math")])
-def test_watch__output_and_gradients_are_the_same_bits(
-    name: str, mode: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "_attention_kernel", mode)
+def test_watch__output_and_gradients_are_the_same_bits(name: str, mode: Any) -> None:
     model, images = noisy_model(FAMILIES[name]).train(), random_images(FAMILIES[name].image_size)
+    set_attention(model, mode)
     plain = model(images)
     plain.square().sum().backward()
     before = {

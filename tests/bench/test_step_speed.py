@@ -18,7 +18,7 @@ from vitctl.bench.step_speed import (
     bench_model,
     enlarged,
     largest_micro_batch,
-    plan_measurement,
+    measured_recipe,
 )
 from vitctl.bench.timed_steps import Prepared
 from vitctl.data.loader.batches import Batch
@@ -64,13 +64,11 @@ def test_model__everything_that_decides_the_numbers_is_told(measured: dict[str, 
     assert (measured["precision"], measured["processes"], measured["stopped"]) == ("float32", 1, False)
     assert {"cpu", "cores", "threads", "memory_bytes", "versions", "platform"} <= set(measured["machine"])
     assert measured["peak_memory_bytes"] > 0
-    assert measured["bottleneck"] in measured["split"]
 
 
 def test_model__noise_has_no_wait_for_data() -> None:
-    found = bench_model(tiny_recipe(**{"data.synthetic": 100, "data.path": ""}), Budget(0.5), quick=True)
+    found = bench_model(tiny_recipe(**{"data.synthetic": 100, "data.path": ""}), Budget(0.5))
     assert (found["data"], found["workers"], "data" in found["split"]) == ("noise", 0, False)
-    assert found["largest_micro_batch"] is None
 
 
 def test_recipe_batch__shares_what_is_done_once() -> None:
@@ -90,25 +88,24 @@ def test_plan__a_part_of_an_update_where_the_whole_takes_too_long(monkeypatch: p
     monkeypatch.setattr(step_speed, "free_bytes", lambda _: 64 * 2**30)
     computation = alone(precision="float32", device="cpu")
     recipe, config = large()
-    short, long = (plan_measurement(recipe, config, computation, seconds, None) for seconds in (60, 1e6))
-    assert short.recipe_batch == long.recipe_batch == long.recipe.schedule.batch_size == 4096
-    small = short.recipe.schedule.batch_size
+    short, long = (measured_recipe(recipe, config, computation, seconds, None) for seconds in (60, 1e6))
+    assert long.schedule.batch_size == 4096
+    small = short.schedule.batch_size
     assert 1 <= small < 4096
-    assert small % short.recipe.machine.micro_batch == 0
+    assert small % short.machine.micro_batch == 0
     # One image takes 2**n times less memory than half of 64 GiB.
-    assert long.recipe.machine.micro_batch < 4096
-    assert (short.share, short.recipe_micro_batch) == (4096, 4096)
-    given = plan_measurement(recipe, config, computation, 60, 24)
-    assert given.recipe.schedule.batch_size == 24
+    assert long.machine.micro_batch < 4096
+    given = measured_recipe(recipe, config, computation, 60, 24)
+    assert given.schedule.batch_size == 24
     fixed, _ = large(**{"machine.micro_batch": 3})
-    assert plan_measurement(fixed, config, computation, 60, 24).recipe.machine.micro_batch == 3
+    assert measured_recipe(fixed, config, computation, 60, 24).machine.micro_batch == 3
 
 
 def test_plan__what_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_speed, "free_bytes", lambda _: 4 * 2**30)
     recipe, config = large("H/14")
     with pytest.raises(LaunchError) as caught:
-        plan_measurement(recipe, config, alone(precision="float32", device="cpu"), 60, None)
+        measured_recipe(recipe, config, alone(precision="float32", device="cpu"), 60, None)
     assert "\n" not in str(caught.value)
     assert "4.0 GiB is free" in str(caught.value)
 
@@ -123,18 +120,6 @@ def test_model__out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     recipe = tiny_recipe(**{"data.synthetic": 100, "data.path": ""})
     with pytest.raises(LaunchError, match="does not fit into the free memory"):
         bench_model(recipe, Budget(1.0))
-
-
-@pytest.mark.parametrize("part", ["data", "log"])
-def test_bottleneck__is_the_longest_part(monkeypatch: pytest.MonkeyPatch, tiny_data: Path, part: str) -> None:
-    split = {"data": 0.1, "forward": 0.2, "backward": 0.2, "optimizer": 0.1, "communication": 0.0, "log": 0.0}
-    monkeypatch.setattr(step_speed, "_mean_split", lambda *_: {**split, part: 1.0})
-    result = bench_model(tiny_recipe(**{"data.path": str(tiny_data)}), Budget(0.1), quick=True)
-    share = 1 / (0.6 - split[part] + 1)
-    assert result["bottleneck"] == part
-    assert result["verdict"].startswith(f"The longest part of a step is {part}, {share:.0%}; ")
-    assert result["images_per_second"] == pytest.approx(16 * share)
-    assert any("waits" in note for note in result["notes"]) == (part == "data")
 
 
 @pytest.mark.parametrize(("steps", "seconds"), [(1, 0.0), (6, 1e9)])

@@ -35,7 +35,7 @@ def sides_of(row: Any) -> tuple[str, str]:
 def test_step__ours_is_the_update_of_a_prepared_training() -> None:
     step = script("step")
     work = step.Work("Ti/16", 32, 2, "float32", "cpu")
-    take = step.our_step(work, {"model.depth": 1, "machine.linear": "torch"})
+    take = step.our_step(work, {"model.depth": 1})
     first, second, third = (float(take()) for _ in range(3))
     assert first > second > third > 0
 

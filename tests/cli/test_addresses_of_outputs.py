@@ -43,7 +43,7 @@ TEXTS = {
     "report": {"--title"},
     "verify": {"--replay"},
 }
-ALL = {"--set", "--recipe", "--nodes", "--slurm", "--k8s", "--link", "--device"}
+ALL = {"--set", "--recipe", "--nodes", "--slurm", "--k8s", "--device"}
 
 
 def commands(group: typer.Typer = app, words: str = "") -> Iterator[tuple[str, Any]]:

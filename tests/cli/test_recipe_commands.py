@@ -84,12 +84,11 @@ def test_explain__names_the_commands_that_read_a_key(
     assert read & keys - replaced == explained["predict"]
     read.clear()
     assert vitctl("inspect", "--data", tiny_data, *place, "--out", "figures").code == 0
-    refused = {"machine.processes", "machine.engine"}
-    assert read & keys - refused == explained["inspect"]
+    assert read & keys - {"machine.processes"} == explained["inspect"]
     assert explained["predict"] - explained["serve"] == {
         "evaluation.batch_size", "data.classes", "data.cache_gib", "data.group_by"
     }  # fmt: skip
-    assert keys - explained["evaluate"] == {"machine.engine"}
+    assert keys == explained["evaluate"]
     read.clear()
     assert vitctl("export", "--from", one_process, "--to", "onnx", "--out", "file").code == 0
     unread = {"machine.workers", "machine.precision", "machine.device"}

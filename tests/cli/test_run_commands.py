@@ -65,8 +65,7 @@ def test_runs__lists_them(vitctl: Vitctl, finished: Path, monkeypatch: pytest.Mo
 def test_show__draws_the_curves(vitctl: Vitctl, finished: Path) -> None:
     append_record(finished / "log.jsonl", {"kind": "warning", "step": 0, "text": "[bold]look[/bold]"})
     out = vitctl("runs", "show", "runs/a").out
-    assert "loss\n" in out and "accuracy\n" in out
-    assert sum("⠀" <= letter <= "⣿" for letter in out) > 40
+    assert "\nloss: " in out and "\naccuracy: 5.00% " in out
     assert "warning: [bold]look[/bold]" in out
     assert "vitctl report runs/a" in out
     assert vitctl("runs", "show", ".").err.startswith("vitctl: .: not a run folder")

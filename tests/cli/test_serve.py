@@ -29,24 +29,31 @@ from vitctl import open_split
 from vitctl.jobs.http_server import listen
 
 FAST = ("--device", "cpu", "--precision", "float32")
-LIMITS = {
-    "VITCTL_MAX_REQUEST": "2",
-    "VITCTL_MAX_REQUESTS": "16",
-    "VITCTL_MAX_IMAGE_FILE": "1",
-    "VITCTL_MAX_REQUEST_IMAGES": "8",
-    "VITCTL_MAX_REQUEST_SECONDS": "2",
-    "VITCTL_MAX_CONNECTIONS": "40",
-}
-MOST_GROWTH = 200 * 2**20  # bytes of memory, over all hostile requests
 MIB = 2**20
+LIMITS = {
+    "REQUEST": 2 * MIB,
+    "REQUESTS": 16 * MIB,
+    "IMAGE_FILE": MIB,
+    "REQUEST_IMAGES": 8,
+    "REQUEST_SECONDS": 2,
+    "CONNECTIONS": 40,
+}
+MOST_GROWTH = 200 * MIB  # of memory, over all hostile requests
 
 
 @contextmanager
-def served(*arguments: object, **limits: str) -> Iterator[tuple["subprocess.Popen[str]", str, int]]:
+def served(*arguments: object, **limits: int) -> Iterator[tuple["subprocess.Popen[str]", str, int]]:
     """A server process, its address and its port."""
-    line = [sys.executable, "-m", "vitctl", "serve", "--port", "0", *map(str, arguments), *FAST]
-    environment = {**os.environ, **limits}
-    process = warm.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    code = "; ".join(
+        [
+            "from vitctl.cli.app import main",
+            "from vitctl.system import limits",
+            *(f"limits.{name} = {value}" for name, value in limits.items()),
+            "main()",
+        ]
+    )
+    line = [sys.executable, "-c", code, "serve", "--port", "0", *map(str, arguments), *FAST]
+    process = warm.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         said = ""
         while "serving on" not in said:
@@ -449,7 +456,7 @@ def test_hostile_clients__leave_the_server_as_it_was(server: tuple[Any, str, int
 
     with ThreadPoolExecutor(30) as pool:
         codes = {*pool.map(burst, range(90))}
-    assert codes <= {0, 413, 503} and codes & {413, 503}
+    assert codes <= {0, 408, 413, 503} and codes & {413, 503}  # 408: of a busy machine
     assert httpx.post(f"{address}/predict", content=png()).text == good
     assert memory.memory_info().rss - before < MOST_GROWTH
     metrics = httpx.get(f"{address}/metrics").text

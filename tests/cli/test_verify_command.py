@@ -1,6 +1,5 @@
 """`vitctl verify` as it is typed: its lines, and its exit codes."""
 
-import io
 import shutil
 from pathlib import Path
 
@@ -8,9 +7,6 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.launch.conftest import lock_held
-from vitctl.cli.show.console import PlainConsole
-from vitctl.cli.show.run_views import show_finding
-from vitctl.verify.finding import ok
 
 
 def test_verify__an_honest_run(vitctl: Vitctl, pretrained: Path) -> None:
@@ -101,15 +97,3 @@ def test_verify__steps_behind_the_last_are_refused_before_anything_is_checked(
     said = vitctl("verify", pretrained, "--replay", "19:30")
     assert (said.code, said.out) == (2, "")
     assert said.err == f"vitctl: --replay 19:30: {pretrained} has records of steps 1 to 20\n"
-
-
-def test_screen__wraps_beside_the_label_on_a_terminal() -> None:
-    shown = io.StringIO()
-    console = PlainConsole(file=shown, force_terminal=True, width=40, color_system=None)
-    finding = ok("steps", "twelve records, as the result names them, and some more words")
-    show_finding(finding, "sweep/lr_0.1", console)
-    assert [line.rstrip() for line in shown.getvalue().splitlines()] == [
-        "ok          sweep/lr_0.1: steps: twelve",
-        "            records, as the result names",
-        "            them, and some more words",
-    ]

@@ -29,7 +29,7 @@ def test_vtab__light_says_that_it_is_not_the_protocol(
     assert (said.code, said.err) == (0, "")
     lines = [" ".join(line.split()) for line in said.out.splitlines()]
     assert any(
-        line.startswith("light: a linear classifier on frozen features, not the protocol of VTAB;")
+        line.startswith("light: a linear classifier on frozen features, not the protocol of VTAB.")
         for line in lines
     )
     metrics = json.loads((tmp_path / "table" / "result.json").read_text())["metrics"]

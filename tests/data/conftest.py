@@ -1,5 +1,6 @@
 """Small splits for the tests of data: real shards of tiny pictures."""
 
+import io
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.shards.index import Index
@@ -60,6 +62,13 @@ def damage(path: Path, byte: int | None = None) -> None:
     data[len(data) // 2 if byte is None else byte] ^= 1
     path.write_bytes(data)
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """Return an image as a file."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
 
 
 CLASSES = ("a", "b", "c")

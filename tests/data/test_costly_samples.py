@@ -1,6 +1,5 @@
 """What samples may cost, and that none of them, nor their tables, ends a training by a crash."""
 
-import io
 import os
 import resource
 import time
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.conftest import MakeSplit, store
+from tests.data.conftest import MakeSplit, encoded, store
 from tests.data.old_index import forget_tables
 from tests.fuzz.conftest import header, member, record
 from vitctl.data.images.decode import BadSample, decode
@@ -49,10 +48,8 @@ def test_tar__headers_that_cost_without_end(tmp_path: Path, name: str) -> None:
     assert time.process_time() - began < 1
 
 
-def encoded(mode: str, kind: str, size: tuple[int, int], **options: object) -> bytes:
-    file = io.BytesIO()
-    Image.new(mode, size).save(file, kind, **options)
-    return file.getvalue()
+def black(mode: str, kind: str, size: tuple[int, int], **options: object) -> bytes:
+    return encoded(Image.new(mode, size), kind, **options)
 
 
 def in_a_child(work: Callable[[], object]) -> int:
@@ -90,16 +87,16 @@ def quietly(work: Callable[[], object]) -> Callable[[], None]:
 )
 @pytest.mark.slow
 def test_pictures__no_more_than_a_gibibyte(mode: str, kind: str, size: tuple[int, int]) -> None:
-    data = encoded(mode, kind, size, **({"method": 0, "lossless": True} if kind == "WEBP" else {}))
+    data = black(mode, kind, size, **({"method": 0, "lossless": True} if kind == "WEBP" else {}))
     assert in_a_child(quietly(lambda: decode(data))) < 2**30
 
 
 def test_pictures__memory_is_counted_by_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VITCTL_MAX_PICTURE", "1")
-    decode(encoded("RGB", "PNG", (290, 300)))
+    monkeypatch.setattr("vitctl.system.limits.PICTURE", 2**20)
+    decode(black("RGB", "PNG", (290, 300)))
     for kind in ("PNG", "WEBP", "GIF", "TIFF", "BMP"):
         with pytest.raises(BadSample, match=r"too large: 310x300 pixels need 1 MiB|too large: 310x300"):
-            decode(encoded("RGB", kind, (310, 300)))
+            decode(black("RGB", kind, (310, 300)))
 
 
 def test_webp__its_size_before_pillow_makes_room() -> None:
@@ -108,14 +105,12 @@ def test_webp__its_size_before_pillow_makes_room() -> None:
         {"lossless": True},
         {"save_all": True, "append_images": [Image.new("RGB", (31, 24), "red")]},
     ):
-        file = io.BytesIO()
-        Image.new("RGB", (31, 24)).save(file, "WEBP", **options)
-        assert webp_size(file.getvalue()) == (31, 24)
+        assert webp_size(black("RGB", "WEBP", (31, 24), **options)) == (31, 24)
     assert webp_size(b"RIFF....WEBPVP8X") == (0, 0)
 
 
 def test_jpeg__scans_are_counted_before_they_are_gone_through() -> None:
-    data = encoded("RGB", "JPEG", (64, 64), progressive=True)
+    data = black("RGB", "JPEG", (64, 64), progressive=True)
     decode(data)
     last = data.rindex(b"\xff\xda")
     many = data[:last] + data[last:-2] * 400 + data[-2:]
@@ -125,9 +120,9 @@ def test_jpeg__scans_are_counted_before_they_are_gone_through() -> None:
 
 def test_batches__pictures_in_flight_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 WEBPs of a few kilobytes were all decoded before the first was used: 6 GB."""
-    data = encoded("RGB", "WEBP", (1000, 1000), method=0)
+    data = black("RGB", "WEBP", (1000, 1000), method=0)
     index = store([Item(str(n), 0, lambda: data) for n in range(16)], tmp_path / "train", ("a",))
-    monkeypatch.setenv("VITCTL_MAX_HELD", "4")
+    monkeypatch.setattr("vitctl.system.limits.HELD", 4 * 2**20)
 
     def epoch() -> None:
         batches = train_batches(

@@ -15,7 +15,6 @@ PARSED = {
     r"quickstart": "tests/cli/test_quickstart.py runs it",
     r"bench ": "tests/cli/test_bench.py runs it, with smaller networks",
     r"serve ": "tests/cli/test_serve.py runs it, with somebody to stop it",
-    r"data shards .*--restart-markers": "needs jpegtran: tests/data/writer/",
     r"finetune .*(--teacher|as_stored)": "needs weights with the classes of the photos: tests/jobs/",
     r"doctor": "it judges the machine that the tests run on",
     r"data (prepare|check (vtab|data/pets))|.*--download": "a download",

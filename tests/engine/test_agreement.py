@@ -1,12 +1,14 @@
 """The checksum that processes are held together by."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vitctl.engine import sharding
-from vitctl.engine.agreement import checksum
+from vitctl.engine.agreement import checksum, identity_differences
 
 M = 2**64
 
@@ -53,3 +55,11 @@ def test_checksum__names_shapes_and_places_count() -> None:
     ]
     assert len({checksum(tensors) for tensors in variants}) == len(variants)
     assert checksum([("a", a.view(2, 3).T)]) == checksum([("a", a.view(2, 3).T.contiguous())])
+
+
+@pytest.mark.parametrize(("linear", "keys"), [("torch", []), ("onednn", ["computation"])])
+def test_identity__runs_that_chose_how_layers_multiply_still_resume(linear: str, keys: list[str]) -> None:
+    empty: dict[str, Any] = {"images": {}, "weights": "", "recipe": {}}
+    before = empty | {"computation": {"attention": "math", "linear": linear}}
+    found = identity_differences(before, empty | {"computation": {"attention": "math"}})
+    assert [key for key, _ in found] == keys

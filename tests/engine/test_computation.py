@@ -16,7 +16,7 @@ from tests.trained import do
 from vitctl.engine import computation as module
 from vitctl.engine import computation as trials
 from vitctl.engine.computation import (
-    choose_kernels,
+    attention_kernel,
     choose_micro_batch,
     computation,
     cpu_kind,
@@ -25,7 +25,6 @@ from vitctl.engine.computation import (
 )
 from vitctl.engine.runtime import Computation, Runtime, start
 from vitctl.errors import LaunchError
-from vitctl.models import kernels
 from vitctl.models.variants import variant
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import NetworkMachine
@@ -75,39 +74,19 @@ def test_choose_micro_batch__holds_gradients_once(
 @pytest.mark.parametrize(
     ("given", "model", "precision", "lanes", "expected"),
     [
-        ({}, {}, "bf16", False, ("math", "torch")),
-        ({}, {}, "float32", False, ("fused", "torch")),
-        ({}, {}, "float32", True, ("math", "torch")),
-        ({}, {"position_embedding": "relative"}, "float32", False, ("math", "torch")),
-        ({}, {"image_size": 1024, "patch_size": 16}, "bf16", False, ("fused", "torch")),
-        ({"attention": "fused"}, {}, "bf16", True, ("fused", "torch")),
-        ({"linear": "onednn"}, {}, "float32", False, ("fused", "onednn")),
+        ({}, {}, "bf16", False, "math"),
+        ({}, {}, "float32", False, "fused"),
+        ({}, {}, "float32", True, "math"),
+        ({}, {"position_embedding": "relative"}, "float32", False, "math"),
+        ({}, {"image_size": 1024, "patch_size": 16}, "bf16", False, "fused"),
+        ({"attention": "fused"}, {}, "bf16", True, "fused"),
     ],
 )
-def test_choose_kernels__by_rule(
-    given: Any,
-    model: Any,
-    precision: str,
-    lanes: bool,
-    expected: tuple[str, str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_attention_kernel__by_rule(
+    given: Any, model: Any, precision: str, lanes: bool, expected: str
 ) -> None:
-    monkeypatch.setattr(kernels, "has_amx", lambda: False)
-    config = variant("Ti/16", **model)
-    found = choose_kernels(
-        NetworkMachine(**given), config, Computation(torch.device("cpu"), precision), lanes=lanes
-    )
-    assert (found.attention, found.linear) == expected
-
-
-def test_choose_kernels__onednn_where_it_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    with pytest.raises(
-        LaunchError, match=r"machine.linear = 'onednn': .* bf16 .*; set it to 'auto' or 'torch'"
-    ):
-        choose_kernels(
-            NetworkMachine(linear="onednn"), variant("Ti/16"), Computation(torch.device("cpu"), "bf16")
-        )
+    config, cpu = variant("Ti/16", **model), Computation(torch.device("cpu"), precision)
+    assert attention_kernel(NetworkMachine(**given), config, cpu, lanes=lanes) == expected
 
 
 @pytest.mark.parametrize("precision", ["bf16", "float32"])
@@ -135,9 +114,7 @@ def test_kernels__the_same_recipe_twice_gives_the_same_weights_and_scores(
             do("evaluate", tmp_path / f"{name}_score", **scored, **{"machine.workers": 0})["provenance"]
         )
     assert used[0]["weights_sha256"] == used[2]["weights_sha256"]
-    expected = ("mixed" if kernels.has_amx() else "math") if precision == "bf16" else "fused"
-    assert {one["attention"] for one in used} == {expected}
-    assert {one["linear"] for one in used} == {"torch"}
+    assert {one["attention"] for one in used} == {"math" if precision == "bf16" else "fused"}
     forced = do(
         "evaluate", tmp_path / "forced", **scored, **{"machine.attention": "math", "machine.workers": 0}
     )

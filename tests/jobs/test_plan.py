@@ -26,7 +26,7 @@ def recipe(name: str | Path, **values: Any) -> Any:
 
 def test_plan_training__of_data_that_is_there_counts_it(tiny_data: Path) -> None:
     plan = plan_training(recipe(TINY, **{"data.path": str(tiny_data)}))
-    assert (plan.num_images, plan.num_classes, plan.steps, plan.tokens) == (70, 6, 20, 17)
+    assert (plan.num_images, plan.num_classes, plan.steps) == (70, 6, 20)
     assert plan.epochs == 20 * 16 / 70
     assert plan.checkpoint_bytes == 8 * plan.parameters * 4  # in float64, as the recipe computes
     assert plan.curve[-1][0] == 19
@@ -181,7 +181,7 @@ def test_plan_training__of_another_gpu() -> None:
         assert plans[device].fitting_micro_batch == plans[device].largest_batch
         assert plans[device].largest_batch == int((0.9 * gib * 2**30 - fixed) / image)
     slow, fast = (
-        plan_training(recipe("in1k_b16", **{"machine.precision": "tf32"}), device=device).seconds.computation
+        plan_training(recipe("in1k_b16", **{"machine.precision": "tf32"}), device=device).step_seconds
         for device in ("A100", "H100")
     )
     assert slow / fast == pytest.approx(494.5 / 156)  # data sheets

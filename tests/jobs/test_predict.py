@@ -3,19 +3,16 @@ nothing else.
 """
 
 import hashlib
-import importlib.util
 import io
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -32,21 +29,13 @@ from vitctl import VitctlError, load_classifier, open_split
 from vitctl.data.images.decode import without_heic
 from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source, View
-from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError
-from vitctl.jobs.inputs import classifier
+from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.classifier import open_classifier
 from vitctl.jobs.inputs.given_images import find_images
 from vitctl.jobs.predict import Prediction, known_classes, predict
 from vitctl.models.weights.weights_file import read_weights, save_weights
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate
-
-
-def engines(test: Any) -> Any:
-    """The test with each engine of ONNX files."""
-    has_openvino = importlib.util.find_spec("openvino") is not None
-    skipped = pytest.mark.skipif(not has_openvino, reason="needs the extra [openvino]")
-    return pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("openvino", marks=skipped)])(test)
 
 
 def recipe(source: Path, **values: Any) -> Evaluate:
@@ -203,18 +192,16 @@ def test_predict__shards_are_read_as_they_are(trained: Path, extracted: list[Pat
     assert [one.classes for one in own] == [one.classes for one in predicted(trained, extracted)]
 
 
-@engines
 def test_predict__an_onnx_file_gives_the_same_answers(
-    trained: Path, onnx_file: Path, extracted: list[Path], photographs: dict[str, Path], engine: str
+    trained: Path, onnx_file: Path, extracted: list[Path], photographs: dict[str, Path]
 ) -> None:
-    values = {"machine.engine": engine}
     images = [*extracted, *(path for name, path in photographs.items() if name not in BAD)]
     for size in (1, 8, 256):
         ours = logits(trained, images, **{"evaluation.batch_size": size})
-        theirs = logits(onnx_file, images, **{"evaluation.batch_size": size}, **values)
+        theirs = logits(onnx_file, images, **{"evaluation.batch_size": size})
         assert torch.equal(ours.argmax(1), theirs.argmax(1))
         assert (ours - theirs).abs().max() <= 1e-4 * ours.std()
-    ours_told, theirs_told = predicted(trained, images), predicted(onnx_file, images, **values)
+    ours_told, theirs_told = predicted(trained, images), predicted(onnx_file, images)
     assert [[name for name, _ in one.classes] for one in ours_told] == [
         [name for name, _ in one.classes] for one in theirs_told
     ]
@@ -264,46 +251,20 @@ def test_flip_average__is_the_mean_of_the_logits_of_an_image_and_its_mirror_imag
         logits(file, extracted, **averaged)
 
 
-def test_openvino__tells_how_far_it_is_from_onnxruntime_or_is_refused(
-    onnx_file: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_openvino__runs_the_file_as_it_is(onnx_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino_telemetry", None)  # it would report to its maker
     openvino = pytest.importorskip("openvino")
-
-    def opened(source: Path, **values: Any) -> classifier.OpenClassifier:
-        given = {"weights.source": str(source), "machine.engine": "openvino", **values}
-        return classifier.open_classifier(load_recipe("evaluate", list(given.items())).recipe)
-
-    assert "standard deviations from onnxruntime" in opened(onnx_file).text
-    assert "onnxruntime" not in opened(onnx_file, **{"machine.engine": "onnxruntime"}).text
-    has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    with nullcontext() if has_bf16 else pytest.raises(LaunchError, match="no instructions for bf16"):
-        text = opened(onnx_file, **{"machine.precision": "bf16"}).text
-        assert "OpenVINO in bf16" in text
-        assert 1e-4 < float(re.search(r"bf16, (\S+) standard", text)[1]) < 0.1  # type: ignore[index]
-    run = classifier._OpenVINO.run
-    with monkeypatch.context() as patched:
-        patched.setattr(classifier._OpenVINO, "run", lambda *given: [1.01 * one for one in run(*given)])
-        with pytest.raises(CheckpointError, match=r"differ from those of onnxruntime by 0\.0[0-9]+ standard"):
-            opened(onnx_file)
-    with pytest.raises(RecipeError, match="only ONNX files, of predict and serve, have an engine"):
-        opened(trained)
-    with pytest.raises(RecipeError, match="computes on a CPU"):
-        opened(onnx_file, **{"machine.device": "cuda"})
-    core = Mock(compile_model=Mock(side_effect=RuntimeError("no such operator\nat node 3")))
-    monkeypatch.setitem(sys.modules, "openvino", Mock(Core=lambda: core))
-    with pytest.raises(CheckpointError, match=r"model\.onnx: OpenVINO cannot run it \(no such operator"):
-        opened(onnx_file)
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(LaunchError, match="openvino is not installed"):
-        opened(onnx_file)
+    network = open_classifier(recipe(onnx_file)).network
+    images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
+    model = openvino.Core().compile_model(onnx_file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    ours = network(images).logits
+    assert ours is not None
+    np.testing.assert_allclose(model(images.numpy())["logits"], ours, atol=1e-4 * float(ours.std()))
 
 
 @pytest.mark.slow
-@engines
-def test_predict__onnx_engines_report_nothing_to_their_makers(
-    onnx_file: Path, engine: str, tmp_path: Path
-) -> None:
-    """Both keep the number of a user, and what is to be sent, in these folders. In CI they do not."""
+def test_predict__onnxruntime_reports_nothing_to_its_maker(onnx_file: Path, tmp_path: Path) -> None:
+    """It keeps the number of a user, and what is to be sent, in these folders. In CI it does not."""
     image, folders = tmp_path / "image.png", {name: tmp_path / name for name in ("HOME", "TMPDIR")}
     Image.new("RGB", (32, 32)).save(image)
     for folder in folders.values():
@@ -311,15 +272,13 @@ def test_predict__onnx_engines_report_nothing_to_their_makers(
     unset = ("CI", "GITHUB_ACTIONS", "JENKINS_URL", "TF_BUILD", "ORT_DISABLE_TELEMETRY")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     line = (sys.executable, "-m", "vitctl", "predict", image, "--from", onnx_file)
-    line += ("--set", f"machine.engine={engine}")
     subprocess.run(line, check=True, env={**environment, **{k: str(v) for k, v in folders.items()}})
     assert [path for folder in folders.values() for path in folder.rglob("*")] == []
 
 
 @pytest.mark.slow
-@engines
 def test_predict__an_onnx_file_that_resizes_gives_the_same_answers(
-    trained: Path, extracted: list[Path], photographs: dict[str, Path], tmp_path: Path, engine: str
+    trained: Path, extracted: list[Path], photographs: dict[str, Path], tmp_path: Path
 ) -> None:
     """Photographs of any size, one after the other, beside bad ones; its features too."""
     values = {"weights.source": str(trained), "export.to": ("onnx",)}
@@ -327,7 +286,7 @@ def test_predict__an_onnx_file_that_resizes_gives_the_same_answers(
     file, images = tmp_path / "out" / "model.onnx", [*extracted, *photographs.values()]
     ours, theirs = (
         predicted(trained, images),
-        predicted(file, images, features=tmp_path / "their.safetensors", **{"machine.engine": engine}),
+        predicted(file, images, features=tmp_path / "their.safetensors"),
     )
     assert [one.error for one in ours] == [one.error for one in theirs]
     assert any(one.error for one in ours)

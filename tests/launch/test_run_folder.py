@@ -76,7 +76,6 @@ def test_prepare__refused_before_it_began(tiny_data: Path, tmp_path: Path) -> No
         ({"machine.device": "cuda"}, "finds no GPU"),
         ({"machine.device": "cuda", "machine.processes": 2}, "finds no GPU"),
         ({"machine.precision": "tf32"}, "needs an NVIDIA GPU"),
-        ({"machine.precision": "float64", "machine.linear": "onednn"}, "oneDNN has no float64"),
         ({"log.trackers": ("nonsense",)}, "nonsense is not installed"),
     ],
 )

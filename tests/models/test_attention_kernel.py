@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from vitctl.models import kernels
-from vitctl.models.kernels import attend, attention_rule, has_amx, set_attention
+from vitctl.models.build import build
+from vitctl.models.kernels import attend, attention_of, attention_rule, set_attention
+from vitctl.models.variants import variant
 
 
 def parts(*shape: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
@@ -16,9 +17,8 @@ def parts(*shape: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]
 @pytest.mark.parametrize("shape", [(2, 3, 17, 8), (2, 5, 3, 4, 8)])
 def test_attend__both_kernels_have_the_same_values_and_gradients(shape: tuple[int, ...]) -> None:
     inputs, found = parts(*shape), []
-    for mode in ("fused", "math"):
-        set_attention(mode)  # type: ignore[arg-type]
-        mixed = attend(*inputs)
+    for kernel in ("fused", "math"):
+        mixed = attend(*inputs, kernel=kernel)  # type: ignore[misc,arg-type]
         assert mixed.shape == shape
         found.append([mixed, *torch.autograd.grad(mixed.square().sum(), inputs)])
     for fused, plain in zip(*found, strict=True):
@@ -36,55 +36,38 @@ def test_attend__bias_is_added_to_scaled_logits() -> None:
 def test_attend__plain_products_in_bf16_take_the_softmax_in_float32() -> None:
     inputs = parts(2, 3, 64, 16, dtype=torch.bfloat16)
     exact = attend(*(tensor.float() for tensor in inputs))
-    set_attention("math")
-    mixed = attend(*inputs)
+    mixed = attend(*inputs, kernel="math")
     assert mixed.dtype == torch.bfloat16
     assert (mixed.float() - exact).abs().max() < 0.02
 
 
-def test_attend__mixed_is_math_with_gradients_and_fused_without() -> None:
-    inputs, found = parts(2, 3, 197, 16, dtype=torch.bfloat16), {}
-    for mode in ("fused", "math", "mixed"):
-        set_attention(mode)  # type: ignore[arg-type]
-        with torch.no_grad():
-            scored = attend(*inputs)
-        mixed = attend(*inputs)
-        found[mode] = [scored, mixed, *torch.autograd.grad(mixed.float().square().sum(), inputs)]
-    (scored, *trained), expected = found["mixed"], [found["fused"][0], *found["math"][1:]]
-    assert all(torch.equal(a, b) for a, b in zip([scored, *trained], expected, strict=True))
-    assert not torch.equal(scored, trained[0])
+def test_set_attention__each_model_has_its_own_kernel() -> None:
+    size = {"image_size": 32, "num_classes": 3, "depth": 1}
+    one, other, without = (
+        build(config).eval()
+        for config in (variant("Ti/16", **size), variant("Ti/16", **size), variant("R50x1", image_size=32))
+    )
+    images = torch.randn(2, 3, 32, 32).bfloat16()
+    fused = one.bfloat16()(images)
+    set_attention(one, "math")
+    set_attention(without, "math")
+    assert [attention_of(model) for model in (one, other, without)] == ["math", "fused", "fused"]
+    assert torch.equal(other.bfloat16()(images), fused)
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "tokens", "expected", "with_amx"),
+    ("device", "dtype", "tokens", "expected"),
     [
-        ("cpu", torch.bfloat16, 5, "math", "math"),
-        ("cpu", torch.bfloat16, 127, "math", "math"),
-        ("cpu", torch.bfloat16, 128, "math", "mixed"),
-        ("cpu", torch.bfloat16, 1024, "math", "mixed"),
-        ("cpu", torch.bfloat16, 1025, "fused", "fused"),
-        ("cpu", torch.float32, 197, "fused", "fused"),
-        ("cpu", torch.float64, 197, "fused", "fused"),
-        ("cuda", torch.bfloat16, 197, "fused", "fused"),
-        ("cuda", torch.float32, 17, "fused", "fused"),
+        ("cpu", torch.bfloat16, 5, "math"),
+        ("cpu", torch.bfloat16, 1024, "math"),
+        ("cpu", torch.bfloat16, 1025, "fused"),
+        ("cpu", torch.float32, 197, "fused"),
+        ("cpu", torch.float64, 197, "fused"),
+        ("cuda", torch.bfloat16, 197, "fused"),
+        ("cuda", torch.float32, 17, "fused"),
     ],
 )
 def test_attention_rule__by_device_precision_and_tokens(
-    device: str,
-    dtype: torch.dtype,
-    tokens: int,
-    expected: str,
-    with_amx: str,
-    monkeypatch: pytest.MonkeyPatch,
+    device: str, dtype: torch.dtype, tokens: int, expected: str
 ) -> None:
-    for is_there, kernel in ((False, expected), (True, with_amx)):
-        monkeypatch.setattr(kernels, "has_amx", lambda is_there=is_there: is_there)
-        assert attention_rule(device, dtype, tokens) == kernel
-
-
-def test_has_amx__not_where_torch_may_not_use_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's fused kernel fails there: pack_vnni2 is only supported when avx512 is supported."""
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    for capability, expected in (("AVX512", True), ("AVX2", False), ("DEFAULT", False)):
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda name=capability: name)
-        assert has_amx() == expected
+    assert attention_rule(device, dtype, tokens) == expected

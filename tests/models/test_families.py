@@ -140,7 +140,7 @@ def test_attention__plain_products_equal_the_fused_kernel(
 ) -> None:
     model, images = random_model(family), images_for(family)
     fused = model(images)
-    set_attention("math")
+    set_attention(model, "math")
     assert (model(images) - fused).abs().max() < 1e-11 * fused.std()
 
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.conftest import ROOT
 from vitctl.errors import RecipeError
 from vitctl.models.flops import PEAK_TFLOPS, computed_flops, count_parameters, forward_flops
-from vitctl.models.kernels import AttentionKernel
+from vitctl.models.kernels import AttentionKernel, set_attention
 from vitctl.models.roofline import GPUS, Kind, Step, estimate, find_device, kernels
 from vitctl.models.variants import MaskedPatchConfig, ViTConfig, variant
 from vitctl.models.vit import VisionTransformer
@@ -208,11 +208,8 @@ class _Counted(TorchDispatchMode):
 
 @pytest.mark.parametrize("kernel", ["fused", "math"])
 @pytest.mark.parametrize("values", [{}, {"layer_scale": 1e-4}])
-def test_starting__counts_what_torch_dispatches(
-    kernel: AttentionKernel, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_starting__counts_what_torch_dispatches(kernel: AttentionKernel, values: dict[str, Any]) -> None:
     """Operations of a block in autocast: those of three blocks without those of one."""
-    monkeypatch.setattr("vitctl.models.kernels._attention_kernel", kernel)
     passes: dict[int, list[int]] = {}
     configs = {
         depth: replace(vit("Ti/16", image_size=32, classifier="patches", gelu="erf", **values), depth=depth)
@@ -220,6 +217,7 @@ def test_starting__counts_what_torch_dispatches(
     }
     for depth, config in configs.items():
         model = VisionTransformer(config)
+        set_attention(model, kernel)
         for parameter in model.parameters():
             torch.nn.init.constant_(parameter, 0.01)
         forward, backward = _Counted(), _Counted()

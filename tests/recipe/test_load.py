@@ -290,7 +290,7 @@ def test_load_recipe__refuses_what_is_no_text_and_what_is_too_large(tmp_path: Pa
     assert "binary.toml: not UTF-8 text" in refused(binary)
     huge = tmp_path / "huge.toml"
     huge.write_bytes(b"#" * (2**20 + 1))
-    assert "huge.toml: larger than 1,048,576 (VITCTL_MAX_RECIPE, in MiB), the limit" in refused(huge)
+    assert "huge.toml: larger than 1,048,576, the limit" in refused(huge)
     assert "no such recipe file" in refused(write(tmp_path, "x", "").parent / "folder.toml")
 
 
@@ -298,8 +298,7 @@ def test_load_recipe__refuses_what_is_no_text_and_what_is_too_large(tmp_path: Pa
 def test_parse_override__what_is_longer_than_a_line_of_a_recipe(value: str) -> None:
     with pytest.raises(
         RecipeError,
-        match=r"characters, should be at most 16,384 .VITCTL_MAX_RECIPE_LINE, in KiB.; "
-        "write it into a recipe",
+        match="characters, should be at most 16,384; write it into a recipe",
     ):
         parse_override(value)
 
@@ -408,6 +407,19 @@ def test_load_recipe__a_key_of_an_earlier_release_loads_and_leaves_digests_as_th
         assert "early_stopping" not in to_toml(loaded)
 
 
+def test_load__a_removed_value_is_refused_but_in_the_recipe_of_a_run(tmp_path: Path) -> None:
+    said = "machine.sharding = 'zero1' was removed; set 'fsdp', or 'hsdp' on several machines"
+    assert refused("smoke", Override("machine.sharding", "zero1")) == f"--set: {said}"
+    text = to_toml(load_recipe("smoke", [Override("machine.sharding", "fsdp")])).replace('"fsdp"', '"zero1"')
+    assert load_recipe(write(tmp_path, "run.toml", text)).recipe == load_recipe("smoke").recipe
+    assert refused(write(tmp_path, "mine.toml", text.partition("\n")[2])).endswith(f": {said}")
+
+
+def test_load__hsdp_needs_a_number_of_copies() -> None:
+    with pytest.raises(RecipeError, match="sharding = 'hsdp' needs sharding_replicas"):
+        load_recipe("smoke", [Override("machine.sharding", "hsdp")])
+
+
 def test_load__a_rule_of_a_section_names_the_flag_of_its_key() -> None:
     given = [Override("data.path", "x", "--data"), Override("data.group_by", "(a", "--group-by")]
     with pytest.raises(RecipeError, match=r"^--group-by: data: group_by = '\(a' is not a regular expression"):
@@ -425,3 +437,13 @@ def test_load_recipe__a_removed_key_is_refused_but_in_the_recipe_of_a_run(tmp_pa
     for key, removed in REMOVED.items():
         assert not any(key in every_key(schema) for schema in JOBS.values())
         assert removed.neutral
+
+
+def test_load_recipe__kernels_that_are_gone_are_left_out_of_the_recipe_of_a_run(tmp_path: Path) -> None:
+    smoke = load_recipe("smoke", [("machine.attention", "math")])
+    of_run = to_toml(smoke).replace('attention = "math"', 'attention = "mixed"\nlinear = "onednn"')
+    assert load_recipe(write(tmp_path, "recipe.toml", of_run)).recipe == smoke.recipe
+    assert "machine.linear: it was removed; torch multiplies" in refused(
+        "smoke", Override("machine.linear", "auto")
+    )
+    assert "'fused', 'math' or 'auto'" in refused("smoke", Override("machine.attention", "mixed"))

@@ -29,11 +29,10 @@ from vitctl.recipe.schema import Pretrain
 from vitctl.report import html_report
 from vitctl.report.answers import answer_split
 from vitctl.report.charts import Block
-from vitctl.report.class_tables import Budget, thumbnail
+from vitctl.report.class_tables import Budget, thumbnail, wrong_answers
 from vitctl.report.html_report import MAX_BYTES, write_report
 from vitctl.report.result_tables import table
 from vitctl.report.run_records import read_folders, read_run
-from vitctl.report.wrong_answers import wrong_answers
 
 HOSTILE = "</td></script><script>alert(1)</script>\"'&\x1b[31m\u202e{{ 7*7 }}{% raw %}"
 AS_TEXT = "</td></script><script>alert(1)</script>\"'&\\x1b[31m\\u202e{{ 7*7 }}{% raw %}"
@@ -213,16 +212,13 @@ def test_page__names_of_others_stay_text(tmp_path: Path) -> None:
     log = (run / "log.jsonl").read_text()
     (run / HOSTILE.replace("/", "") / "log.jsonl").write_text(log)
     (run / "inspect").mkdir()
-    (run / "inspect" / "<img onerror=x>.svg").write_text(
-        "<svg xmlns='http://www.w3.org/2000/svg'><script>alert(2)</script></svg>"
-    )
+    Image.new("RGB", (40, 30)).save(run / "inspect" / "<img onerror=x>.png")
     failed = made_up(tmp_path / "failed", "smoke", RunResult("pretrain", "failed", error=HOSTILE))
     shown = page_of(tmp_path, run, failed)
     assert (shown.elements.count("script"), shown.elements.count("b"), shown.inline) == (1, 0, [])
     assert shown.text.count(AS_TEXT) >= 12
     text = (tmp_path / "report.html").read_text()
     assert not {"\x1b", "\u202e"} & set(text)
-    assert "alert(2)" not in text
     assert all(re.fullmatch("[a-z0-9-]+", name) for name in shown.attributes)
 
 
@@ -258,9 +254,9 @@ def test_page__vtab_stands_beside_table_9(tmp_path: Path) -> None:
     shown = page_of(tmp_path, made_up(tmp_path / "suite", "vtab", vtab_result()))
     for task, values in TABLE_9.items():
         paper = " ".join(f"{value:.1f}%" for value in values)
-        row = rf"{task} (natural|specialized|structured) {values[1] - 1:.2f}% 0.40% 10.00% {paper}"
+        row = rf"{task} {values[1] - 1:.2f}% 0.40% 10.00% {paper}"
         assert re.search(row, shown.text), task
-    assert "the paper's results (Table 9)" in shown.text
+    assert "the paper's results on the same tasks (Table 9)" in shown.text
 
 
 def test_page__curves_of_everything_that_was_logged(tmp_path: Path) -> None:
@@ -299,13 +295,10 @@ def test_page__stays_below_3_mb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (tmp_path / "report.html").stat().st_size < size - 1
 
 
-def test_page__pictures_of_inspect_one_of_two_formats(tmp_path: Path) -> None:
+def test_page__pictures_of_inspect(tmp_path: Path) -> None:
     run = made_up(tmp_path / "a", "smoke", None)
     (run / "inspect" / "deep").mkdir(parents=True)
     Image.new("RGB", (40, 30), (200, 10, 10)).save(run / "inspect" / "filters.png")
-    (run / "inspect" / "filters.svg").write_text(
-        "<svg xmlns='http://www.w3.org/2000/svg'>" + " " * 5000 + "</svg>"
-    )
     Image.new("RGB", (3000, 30)).save(run / "inspect" / "deep" / "attention_distance.png")
     (run / "inspect" / "broken.png").write_bytes(b"no png")
     shown = page_of(tmp_path, run)
@@ -314,14 +307,6 @@ def test_page__pictures_of_inspect_one_of_two_formats(tmp_path: Path) -> None:
     assert all(address.startswith("data:image/png") for address in pictures)
     assert "Attention distance" in shown.text
     assert "Not shown: inspect/broken.png" in shown.text
-
-
-def test_read_folders__what_is_no_run_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="holds no run"):
-        read_folders([tmp_path / "empty"])
-    with pytest.raises(CheckpointError, match="no such folder"):
-        read_folders([tmp_path / "gone"])
 
 
 def test_page__of_a_damaged_run_shows_the_rest(tmp_path: Path) -> None:
@@ -368,5 +353,5 @@ def test_page__warns_of_unverified_images_and_of_an_accuracy_of_a_constant_predi
 
 
 def test_table__columns_of_numbers_are_at_the_right() -> None:
-    made = table("t", ("class", "answer", "share"), [("2", "3", "8.16%"), ("4", "1", "–")], names=2)
+    made = table("t", ("class", "answer", "share"), [("2", "3", "8.16%"), ("4", "1", "-")], names=2)
     assert made["numeric"] == [False, False, True]

@@ -1,9 +1,7 @@
 import csv
 from pathlib import Path
 
-import pytest
-
-from vitctl.system.files import RAW_CSV, write_csv
+from vitctl.system.files import write_csv
 
 ROWS = [
     ("class", "images"),
@@ -33,8 +31,3 @@ def test_write_csv__no_cell_is_a_formula_or_an_escape(tmp_path: Path) -> None:
         'plain, "quoted"\nname',
     ]
     assert [row[1] for row in rows] == ["images", "1", "-2", "3.5", "4", "5", "6"]  # numbers stay numbers
-
-
-def test_write_csv__names_as_they_are_for_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(RAW_CSV, "1")
-    assert [row[0] for row in read(write_csv(tmp_path / "a.csv", ROWS))] == [row[0] for row in ROWS]

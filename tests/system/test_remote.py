@@ -84,10 +84,10 @@ SERVERS = {
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_endless_answers__end(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("VITCTL_MAX_HTTP_SECONDS", "1")
+    monkeypatch.setattr("vitctl.system.limits.HTTP_SECONDS", 1)
     monkeypatch.setattr(remote, "LEAST_ATTEMPTS", 2 if name == "dripping body" else 1)
     monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.01)
-    monkeypatch.setenv("VITCTL_MAX_WEIGHTS", "4")
+    monkeypatch.setattr("vitctl.system.limits.WEIGHTS", 4 * 2**20)
     with server(SERVERS[name]) as url, remote.patient(0.0):
         began = time.monotonic()
         with pytest.raises(DataError) as caught:

@@ -175,15 +175,6 @@ def test_harm__is_found_and_the_file_named(copy: Path, harm: Harm, what: str, te
     assert said(copy, "digest") == []
 
 
-def test_replaced_checkpoint__of_another_run_is_found(copy: Path, on_test: Path) -> None:
-    shutil.rmtree(copy / LAST)
-    shutil.copytree(on_test / LAST, copy / LAST)
-    assert (
-        "checkpoint",
-        f"{copy / LAST}: is not the checkpoint that the result names; it was replaced",
-    ) in found(copy)
-
-
 def test_replaced_weights__are_found_in_an_unfinished_run_and_by_resume(copy: Path, on_test: Path) -> None:
     """Their digests are right, and there is no result: the log names the checkpoint."""
     (copy / "result.json").unlink()

@@ -131,7 +131,7 @@ def test_a_relabelled_sample__is_named_by_key(finished: Path, tmp_path: Path) ->
 def test_another_seed__is_named_by_recipe_start_weights_and_sample(copy: Path, tiny_data: Path) -> None:
     edit(copy / "recipe.toml", "seed = 0", "seed = 1")
     texts = [text for _, text in found(copy, steps="1:2")]
-    assert texts[0].endswith("seed was 0, is 1")
+    assert texts[0].endswith("its values are not those of the result")
     assert texts[1] == "other inputs: seed was 0, now 1"
     assert texts[2] == "the start weights"
     match = re.fullmatch(

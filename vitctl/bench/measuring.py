@@ -17,7 +17,6 @@ from vitctl.engine.computation import processor, versions
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Computation
 from vitctl.models.flops import bf16_tflops, cpu_name
-from vitctl.models.kernels import onednn_problem
 from vitctl.system.process import usable_cores
 from vitctl.system.text import count_text
 
@@ -106,19 +105,15 @@ def matrix_rate(device: torch.device, precision: str, seconds: float = 1.0) -> f
     for rows, inputs, outputs in _SHAPES[device.type]:
         left = torch.randn(rows, inputs, generator=generator, device=device).to(_TYPES[precision])
         right = torch.randn(outputs, inputs, generator=generator, device=device).to(_TYPES[precision])
-        products = [partial(F.linear, left, right)]
-        if precision == "float32" and not onednn_problem(torch.float32, device):
-            onednn = torch.ops.mkldnn._linear_pointwise
-            products.append(partial(onednn, left, right, None, "none", [], ""))
-        for product in products:
-            with torch.inference_mode():
-                product()
-                deadline = time.monotonic() + seconds / len(products) / len(_SHAPES[device.type])
-                while True:
-                    took = seconds_of(device, product)
-                    best = max(best, 2 * rows * inputs * outputs / took)
-                    if time.monotonic() > deadline:
-                        break
+        product = partial(F.linear, left, right)
+        with torch.inference_mode():
+            product()
+            deadline = time.monotonic() + seconds / len(_SHAPES[device.type])
+            while True:
+                took = seconds_of(device, product)
+                best = max(best, 2 * rows * inputs * outputs / took)
+                if time.monotonic() > deadline:
+                    break
     return best
 
 

@@ -21,10 +21,10 @@ from vitctl.bench.largest_batch import (
     used_bytes,
 )
 from vitctl.bench.measuring import Budget, machine_facts, matrix_rate, peak, seconds_of
-from vitctl.engine.computation import choose_kernels, use_kernels
+from vitctl.engine.computation import choose_attention
 from vitctl.engine.runtime import Computation, alone
 from vitctl.errors import RecipeError, is_out_of_memory
-from vitctl.models.build import build
+from vitctl.models.build import Model, build
 from vitctl.models.flops import FORWARD_AND_BACKWARD, computed_flops
 from vitctl.models.variants import variant
 from vitctl.recipe.schema import NetworkMachine
@@ -37,7 +37,7 @@ _MATRIX_SECONDS, _LEAST = 1.0, 0.25  # share of a cell's time that is kept for i
 # One network at one resolution. `images_per_second` is the rate at the best batch size, `batches` lists every
 # size tried. `largest_batch` is 0 if unknown; with `largest_tried` it was computed, else it follows from the
 # memory of smaller batches. `note` says why a number is missing or unreliable. `gflops` are those of a
-# forward pass as computed, `attention` and `linear` the kernels of every job.
+# forward pass as computed, `attention` the kernel of every job.
 _EMPTY_CELL: dict[str, Any] = {
     "model": "",
     "image_size": 0,
@@ -49,7 +49,6 @@ _EMPTY_CELL: dict[str, Any] = {
     "largest_bound": "",
     "image_bytes": 0,
     "attention": "",
-    "linear": "",
     "batches": [],
     "note": "",
 }
@@ -139,11 +138,10 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
     except RecipeError as error:
         return {"note": str(error)}
     gflops, device = computed_flops(config) / FORWARD_AND_BACKWARD / 1e9, computation.device
-    kernels = choose_kernels(NetworkMachine(), config, computation)
-    use_kernels(kernels)
     try:
         with guarded(device):
             model = filled(build(config, dtype=computation.dtype, device="meta"), device)
+            kernel = choose_attention(model, NetworkMachine(), computation)
             predict = predictor(model, side, computation)
             predict(1)
     except Exception as error:
@@ -176,14 +174,13 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
         "largest_tried": largest.tried,
         "largest_bound": largest.bound,
         "image_bytes": largest.image_bytes,
-        "attention": kernels.attention,
-        "linear": kernels.linear,
+        "attention": kernel,
         "batches": [asdict(one) for one in tried],
         "note": _ONE_PASS if too_short else "",
     }
 
 
-def filled(model: nn.Module, device: torch.device) -> nn.Module:
+def filled(model: Model, device: torch.device) -> Model:
     """Fill a network with random weights; initial weights of a training would take longer than measuring."""
     model = model.to_empty(device=device).eval()
     generator = torch.Generator(device).manual_seed(0)

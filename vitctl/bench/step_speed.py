@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import psutil
@@ -38,19 +38,18 @@ from vitctl.engine.lanes import ByLanes
 from vitctl.engine.runtime import Computation, alone, num_workers
 from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.sharding import is_sharded
-from vitctl.errors import LaunchError, RecipeError, is_out_of_memory
+from vitctl.errors import LaunchError, is_out_of_memory
 from vitctl.jobs.plan import plan_training
 from vitctl.models.flops import (
     count_parameters,
     training_flops,
     training_memory_bytes,
 )
-from vitctl.models.kernels import used_linear
 from vitctl.models.variants import Config, to_dict
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.files import scratch_folder
-from vitctl.system.text import bytes_text, count_text, share_text
+from vitctl.system.text import bytes_text, count_text
 
 COMMUNICATION = "communication"
 ONCE = (OPTIMIZER, COMMUNICATION, LOG)  # once in an update, whatever its number of images
@@ -58,37 +57,13 @@ _STEPS, _LARGEST, _RATE = 0.6, 0.3, 0.04  # shares of the budget
 _FEW_STEPS = 5  # with fewer, a note says so
 _MATRIX_SECONDS = 2.0  # at most: the rate of a quiet machine is known sooner
 _ROUNDS = 5  # of the comparison with and without communication; the first warms up
-_WAITS = 0.1  # share of a step; longer waits for images have a note
 # Expected FLOP/s of a training step on one thread and on a GPU, for the choice of a batch only.
 _THREAD_FLOPS, _GPU_FLOPS = 1e11, 2e14
 _STEP_SHARE, _PASS_SHARE = 0.05, 0.03  # of the budget, for an update and for a pass through the network
-_ONCE_AN_UPDATE = "it is spent once an update, so a larger schedule.batch_size lowers its share"
-_HINTS = {
-    DATA: "`vitctl bench data` shows whether the loader keeps up",
-    COMMUNICATION: _ONCE_AN_UPDATE,
-    OPTIMIZER: _ONCE_AN_UPDATE,
-    LOG: "log.trace = false skips the step records, but then `vitctl verify` cannot replay the run",
-}
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The recipe with the measured batch and micro-batch, and the sizes that the recipe itself has.
-
-    `share`: images per update and process; `recipe_batch`: images per update over all processes.
-    `recipe_micro_batch`: images per pass through the network; `recipe_bytes`: their estimated memory.
-    """
-
-    recipe: Pretrain | Finetune
-    config: Config
-    share: int
-    recipe_batch: int
-    recipe_micro_batch: int
-    recipe_bytes: int
 
 
 def bench_model(
-    recipe: Pretrain | Finetune, budget: Budget, *, batch_size: int | None = None, quick: bool = False
+    recipe: Pretrain | Finetune, budget: Budget, *, batch_size: int | None = None
 ) -> dict[str, Any]:
     """Measure the update of a recipe's training, on its images or on noise.
 
@@ -96,7 +71,6 @@ def bench_model(
         recipe: of pretrain or finetune.
         budget: the time to spend; Ctrl-C ends it.
         batch_size: images per update; None: the recipe's, or a part of it if that takes too long here.
-        quick: measure the step only, not the largest micro-batch.
 
     Returns:
         all measurements and settings, ready for JSON; seconds are per update.
@@ -104,10 +78,6 @@ def bench_model(
     Raises:
         LaunchError: not even one image fits into memory.
     """
-    if not isinstance(recipe, Pretrain | Finetune):
-        raise RecipeError(
-            f"a recipe of {recipe.job} has no training step; give a recipe of pretrain or finetune"
-        )
     computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
     results: list[dict[str, Any]] = []
     try:
@@ -116,12 +86,14 @@ def bench_model(
             recipe, notes = with_images(without_extras(recipe), folder)
             plan = plan_training(recipe)
             recipe = fitted_recipe(recipe, plan.num_images)
-            measured = plan_measurement(recipe, plan.config, computation, budget.seconds, batch_size)
+            measured = measured_recipe(recipe, plan.config, computation, budget.seconds, batch_size)
             budget.say("building the network")
             with_training(
-                measured.recipe,
+                measured,
                 folder,
-                lambda prepared: results.append(_measure(prepared, measured, budget.restarted(), quick)),
+                lambda prepared: results.append(
+                    _measure(prepared, plan.config, recipe.schedule.batch_size, budget.restarted())
+                ),
             )
     except Exception as error:
         if not is_out_of_memory(error):
@@ -134,13 +106,13 @@ def bench_model(
     return {**result, "notes": notes + result["notes"]}
 
 
-def plan_measurement(
+def measured_recipe(
     recipe: Pretrain | Finetune,
     config: Config,
     computation: Computation,
     seconds: float,
     batch_size: int | None,
-) -> Measured:
+) -> Pretrain | Finetune:
     """Choose the batch to measure: the recipe's if several updates fit into the time, else a part of it.
 
     Args:
@@ -171,7 +143,6 @@ def plan_measurement(
             f"{config.image_size} pixels need about {bytes_text(estimate(1))}, and {bytes_text(free)} is "
             f"free; choose a smaller network, or a machine with more memory"
         )
-    recipe_share = -(-s.batch_size // processes)
     wanted = -(-(batch_size or s.batch_size) // processes)
     rate = _THREAD_FLOPS * torch.get_num_threads() * (2 if computation.precision == "bf16" else 1)
     image_seconds = training_flops(config, 1) / (rate if on_cpu else _GPU_FLOPS)
@@ -192,19 +163,16 @@ def plan_measurement(
         "schedule": s.model_copy(update={"batch_size": images}),
         "machine": m.model_copy(update={"micro_batch": min(micro, share)}),
     }
-    asked = min(m.micro_batch, recipe_share) if m.micro_batch > 0 else recipe_share
-    return Measured(
-        recipe.model_copy(update=changed), config, recipe_share, s.batch_size, asked, estimate(asked)
-    )
+    return recipe.model_copy(update=changed)
 
 
-def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool) -> dict[str, Any]:
+def _measure(prepared: Prepared, config: Config, recipe_batch: int, budget: Budget) -> dict[str, Any]:
     """Measure a prepared training, the most important part first, because the budget or Ctrl-C may end it."""
-    runtime, recipe, config = prepared.trainer.runtime, measured.recipe, measured.config
-    s, m = recipe.schedule, recipe.machine
+    trainer, recipe = prepared.trainer, prepared.recipe
+    runtime, s, m = trainer.runtime, recipe.schedule, recipe.machine
     if m.compile:
         budget.say("compiling")
-        prepared.trainer.train_step.warm_up(prepared.one_step())
+        trainer.train_step.warm_up(prepared.one_step())
         budget = budget.restarted()
     budget.say("measuring matrix products")
     matrix_seconds = min(_MATRIX_SECONDS, _RATE * budget.seconds)
@@ -213,36 +181,28 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
     one_step = prepared.one_step()
     split = _mean_split(prepared, steps, communication(prepared, one_step, budget))
     largest, sizes = None, list[Attempt]()
-    if not quick and budget.left > 0:
-        largest, sizes = largest_micro_batch(prepared, one_step[0], measured.share, budget.part(_LARGEST))
-    seconds, free = sum(split.values()), free_bytes(runtime.device)
+    if budget.left > 0:
+        most = -(-recipe_batch // runtime.num_processes)
+        largest, sizes = largest_micro_batch(prepared, one_step[0], most, budget.part(_LARGEST))
+    seconds = sum(split.values())
     at_peak = peak(runtime.device, runtime.precision, matrix)
-    flops = prepared.trainer.log.flops_per_image
-    achieved = s.batch_size / seconds * flops / runtime.num_processes
-    facts = prepared.trainer.facts
-    bottleneck = max(split, key=lambda part: split[part])
-    reached = (
-        f"the whole step reaches {share_text(achieved / at_peak.flops)} of {at_peak.flops / 1e12:.3g} TFLOP/s"
-    )
+    achieved = s.batch_size / seconds * trainer.log.flops_per_image / runtime.num_processes
     return {
         "kind": "model",
         "job": recipe.job,
         "network": to_dict(config),
         "parameters": count_parameters(config),
         "image_size": config.image_size,
-        "flops_per_image": flops,
+        "flops_per_image": trainer.log.flops_per_image,
         "data": "noise" if prepared.synthetic else recipe.data.path or recipe.data.dataset or "mixture",
         "batch_size": s.batch_size,
-        "recipe_batch_size": measured.recipe_batch,
+        "recipe_batch_size": recipe_batch,
         "micro_batch": s.leaf_images if s.lanes else m.micro_batch,
-        "recipe_micro_batch": measured.recipe_micro_batch,
-        "recipe_micro_batch_bytes": measured.recipe_bytes,
         "lanes": s.lanes,
         "optimizer": recipe.optimizer.name,
         "averaging": recipe.averaging.decay > 0,
         "precision": runtime.precision,
-        "attention": str(facts.get("attention", m.attention)),
-        "linear": used_linear(),
+        "attention": str(trainer.facts.get("attention", m.attention)),
         "compile": m.compile,
         "checkpoint_blocks": m.checkpoint_blocks,
         "sharding": getattr(m, "sharding", "none"),
@@ -254,22 +214,19 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
         "seconds": seconds,
         "split": split,
         "images_per_second": s.batch_size / seconds,
-        "recipe_images_per_second": _at_recipe_batch(split, s.batch_size, measured.recipe_batch),
+        "recipe_images_per_second": _at_recipe_batch(split, s.batch_size, recipe_batch),
         "tflops": achieved / 1e12,
         "mfu": achieved / at_peak.flops,
         "mfu_against": at_peak.source,
         "peak_tflops": at_peak.flops / 1e12,
         "matrix_tflops": {runtime.precision: matrix / 1e12},
         "peak_memory_bytes": steps.peak,
-        "free_memory_bytes": free,
+        "free_memory_bytes": free_bytes(runtime.device),
         "largest_micro_batch": None if largest is None else asdict(largest),
         "micro_batches": [asdict(one) for one in sizes],
-        "notes": _notes(measured, largest, split, free, len(steps.split)),
+        "notes": _few_steps(len(steps.split), seconds),
         "stopped": budget.stop.raised,
         "machine": machine_facts(runtime),
-        "bottleneck": bottleneck,
-        "verdict": f"The longest part of a step is {bottleneck}, {split[bottleneck] / seconds:.0%}; "
-        f"{_HINTS.get(bottleneck, reached)}.",
     }
 
 
@@ -291,34 +248,15 @@ def _at_recipe_batch(split: dict[str, float], images: int, recipe_batch: int) ->
     return recipe_batch / (each * recipe_batch + once)
 
 
-def _notes(
-    measured: Measured, largest: Largest | None, split: dict[str, float], free: int, steps: int
-) -> list[str]:
-    """Return notes that a user needs to read the numbers or to start the run."""
-    notes = []
-    if steps < _FEW_STEPS:
-        enough = math.ceil((WARM_UP + _FEW_STEPS) * sum(split.values()) / _STEPS)
-        notes.append(
-            f"{count_text(steps, 'step')} after the warm-up: the split of the time is not reliable; "
-            f"--seconds {enough} measures about {_FEW_STEPS}"
-        )
-    if (waits := split.get(DATA, 0.0) / sum(split.values())) >= _WAITS:
-        notes.append(f"a step waits {waits:.0%} of its time for images; {_HINTS[DATA]}")
-    if measured.recipe.schedule.batch_size < measured.recipe_batch:
-        notes.append(
-            f"measured updates of {count_text(measured.recipe.schedule.batch_size, 'image')}; the recipe's "
-            f"have {measured.recipe_batch:,}"
-        )
-    if largest is None and measured.recipe.machine.compile and measured.recipe.machine.processes == 1:
-        notes.append("the largest pass was not measured: on a CPU each size would be compiled first")
-    is_memory = largest is not None and largest.bound == "memory" and measured.recipe_bytes > free
-    if largest is not None and is_memory and largest.images < measured.recipe_micro_batch:
-        needed = largest.image_bytes * measured.recipe_micro_batch or measured.recipe_bytes
-        notes.append(
-            f"the recipe's pass of {measured.recipe_micro_batch:,} images needs about {bytes_text(needed)}: "
-            f"set machine.micro_batch = {largest.images} or less"
-        )
-    return notes
+def _few_steps(steps: int, seconds: float) -> list[str]:
+    """Return a note where the mean of so many steps says little."""
+    if steps >= _FEW_STEPS:
+        return []
+    enough = math.ceil((WARM_UP + _FEW_STEPS) * seconds / _STEPS)
+    return [
+        f"{count_text(steps, 'step')} after the warm-up: the split of the time is not reliable; "
+        f"--seconds {enough} measures about {_FEW_STEPS}"
+    ]
 
 
 def gradient_seconds(prepared: Prepared, micro_batches: list[Batch]) -> float:

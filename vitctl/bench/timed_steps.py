@@ -74,10 +74,15 @@ def with_images(recipe: Pretrain | Finetune, scratch: Path) -> tuple[Pretrain | 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared training. `synthetic`: its images are noise."""
+    """A prepared training."""
 
     trainer: Trainer
-    synthetic: bool
+    recipe: Pretrain | Finetune
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether its images are noise."""
+        return bool(self.recipe.data.synthetic)
 
     @property
     def device(self) -> torch.device:
@@ -103,7 +108,7 @@ def with_training(recipe: Pretrain | Finetune, scratch: Path, measure: Callable[
 
     def act(trainer: Trainer) -> None:
         try:
-            measure(Prepared(trainer, bool(recipe.data.synthetic)))
+            measure(Prepared(trainer, recipe))
         finally:
             trainer.runtime.release()
         raise _DoneError

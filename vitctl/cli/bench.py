@@ -105,34 +105,17 @@ def bench_model(
 @takes_flags
 def bench_data(
     *,
-    recipes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--recipe",
-            "-r",
-            help="Recipe of pretrain or finetune; repeatable",
-            autocompletion=completion.recipes,
-        ),
-    ] = None,
+    recipe: Recipe = None,
     flags: Flags,
-    step_rate: Annotated[
-        float | None,
-        typer.Option(
-            "--step-rate",
-            help="Images/s of the training step; 0: omit it; default: measured here",
-            min=0,
-        ),
-    ] = None,
     seconds: Seconds = None,
     threads: Threads = None,
     json: Json = None,
     set_: Set = None,
 ) -> None:
-    """Measure a recipe's data loader: images/s, CPU time, and the rate that the training step needs.
+    """Measure a recipe's data loader: images/s, also of a worker and of a CPU second.
 
     For example: vitctl bench data --recipe in1k_b16 --data SHARDS
     """
     from vitctl.cli.show.measurements import BenchOptions, run_data
 
-    common = seconds or _SECONDS, threads, json, tuple(set_ or ())
-    run_data([BenchOptions((), name, *common) for name in recipes or ["in1k_b16"]], flags, step_rate)
+    run_data(BenchOptions((), recipe, seconds or _SECONDS, threads, json, tuple(set_ or ())), flags)

@@ -28,7 +28,7 @@ Place = Annotated[
         metavar="FOLDER", help="Folder of shards or splits, or its address: https://, s3://, gs://, hf://"
     ),
 ]
-_SHOWN_CLASSES, _SHOWN_LABELS, _SHOWN_PAIRS = 12, 100, 20
+_SHOWN_CLASSES, _SHOWN_PROBLEMS, _SHOWN_LABELS, _SHOWN_PAIRS = 12, 100, 100, 20
 _SCHEME = re.compile(r"\w+:/")
 
 
@@ -53,60 +53,39 @@ def check(
 
     The same image with different labels is an error, except in a known data set or with --accept-labels.
     """
-    from vitctl.cli.show.console import progress_bar, say
-    from vitctl.data.inspect.check_shards import missing_images, unused_files, verify_index
+    from vitctl.cli.show.console import say
+    from vitctl.data.inspect.check_shards import missing_images, unused_files
     from vitctl.data.shards.index import find_splits
-    from vitctl.data.source.locate import locate_all_splits
-    from vitctl.data.source.stores import ShardSource, open_index
+    from vitctl.data.source.stores import ShardSource
     from vitctl.data.source.views import class_zero_note, unlabelled_note
     from vitctl.errors import DataError
     from vitctl.system.remote import is_remote
 
     is_name = not is_remote(folder) and not Path(folder).exists()
     text = str(_check_known(folder, root)) if is_name else folder
-    problems, notes = unused_files(Path(text)) if not is_remote(text) else ([], [])
-    if problems and not is_remote(text) and not find_splits(Path(text)):
+    is_far = is_remote(text)
+    problems, notes = ([], []) if is_far else unused_files(Path(text))
+    if problems and not find_splits(Path(text)):
         raise DataError("; ".join(problems))
-    reports: dict[str, tuple[Report, Index]] = {}
-    untrainable: list[str] = []
-    for split, place in locate_all_splits(text).items():
-        if place.shards:
-            raise DataError(
-                f"{folder}: names some shards of a split; give the folder of a split, or its address"
-            )
-        try:
-            opened = open_index(place.folder, place.base)
-        except DataError as error:
-            problems.append(str(error))
-            continue
-        with progress_bar(f"checking {split}") as progress:
-            decoded: Literal["sample", "all"] = "sample" if quick else "all"
-            report = verify_index(
-                opened, decode_images=decoded, workers=number_of_workers(workers), progress=progress
-            )
-        _print_split(split, report, opened)
-        problems += report.problems
+    reports, errors = _verify_splits(folder, text, quick=quick, workers=number_of_workers(workers))
+    indexes = {split: index for split, (_, index) in reports.items()}
+    unlabelled = {split: unlabelled_note(ShardSource(index)) for split, index in indexes.items()}
+    problems += errors
+    for split, (report, index) in reports.items():
+        problems += [problem.line for problem in report.problems[:_SHOWN_PROBLEMS]]
         notes += [f"{split}: {note}" for note in report.notes]
-        if note := unlabelled_note(ShardSource(opened)):
-            notes.append(note)
-            untrainable.append(f"'{split}'")
-        notes += filter(None, [class_zero_note(ShardSource(opened))])
-        reports[split] = report, opened
+        notes += filter(None, [unlabelled[split], class_zero_note(ShardSource(index))])
     if is_name:
-        missing, partial_splits = missing_images(
-            folder, {name: index for name, (_, index) in reports.items()}
-        )
+        missing, partial_splits = missing_images(folder, indexes)
         problems, notes = problems + missing, notes + partial_splits
     duplicates, contradictions = _duplicates(reports, reads_excluded=not problems)
     notes += duplicates
-    if not (quick or is_name or problems or is_remote(text)):  # published data sets stay as they are
-        notes += _near_duplicates(
-            {name: index for name, (_, index) in reports.items()}, number_of_workers(workers)
-        )
+    if not (quick or is_name or problems or is_far):  # published data sets stay as they are
+        notes += _near_duplicates(indexes, number_of_workers(workers))
     for line in (*problems, *contradictions, *notes):
         say(line)
     if problems:
-        hidden = sum(report.num_problems - len(report.problems) for report, _ in reports.values())
+        hidden = sum(max(0, len(report.problems) - _SHOWN_PROBLEMS) for report, _ in reports.values())
         some = f", {len(problems)} of them" if hidden else ""
         raise DataError(
             f"{folder}: {count_text(len(problems) + hidden, 'problem')}{some} listed above; "
@@ -117,21 +96,49 @@ def check(
             f"{folder}: the same image has different labels, listed above; correct the labels and make the "
             f"shards again, or accept them with --accept-labels"
         )
-    num_notes = len(notes) + len(contradictions)
+    untrainable = [f"'{split}'" for split, note in unlabelled.items() if note]
     but = f", but {' and '.join(untrainable)} cannot be trained on or scored" if untrainable else ""
+    verdict = "all is well"
     if quick:
         num_decoded = sum(report.num_decoded for report, _ in reports.values())
         num_samples = sum(report.num_samples for report, _ in reports.values())
-        say(
+        verdict = (
             f"no problem found in {num_decoded:,} of {num_samples:,} images{but}; without --quick every byte "
             f"is read and every image decoded"
         )
-    else:
-        say(
-            f"nothing is damaged or missing{but}; {count_text(num_notes, 'note')}, see above"
-            if num_notes
-            else "all is well"
-        )
+    elif num_notes := len(notes) + len(contradictions):
+        verdict = f"nothing is damaged or missing{but}; {count_text(num_notes, 'note')}, see above"
+    say(verdict)
+
+
+def _verify_splits(
+    folder: str, text: str, *, quick: bool, workers: int
+) -> "tuple[dict[str, tuple[Report, Index]], list[str]]":
+    """Check every split and print what was found; also return the errors of those that cannot be opened."""
+    from vitctl.cli.show.console import progress_bar
+    from vitctl.data.inspect.check_shards import verify_index
+    from vitctl.data.source.locate import locate_all_splits
+    from vitctl.data.source.stores import open_index
+    from vitctl.errors import DataError
+
+    reports: dict[str, tuple[Report, Index]] = {}
+    errors = list[str]()
+    decoded: Literal["sample", "all"] = "sample" if quick else "all"
+    for split, place in locate_all_splits(text).items():
+        if place.shards:
+            raise DataError(
+                f"{folder}: names some shards of a split; give the folder of a split, or its address"
+            )
+        try:
+            index = open_index(place.folder, place.base)
+        except DataError as error:
+            errors.append(str(error))
+            continue
+        with progress_bar(f"checking {split}") as progress:
+            report = verify_index(index, decode_images=decoded, workers=workers, progress=progress)
+        _print_split(split, report, index)
+        reports[split] = report, index
+    return reports, errors
 
 
 def _print_split(split: str, report: "Report", index: "Index") -> None:
@@ -146,11 +153,14 @@ def _print_split(split: str, report: "Report", index: "Index") -> None:
     decoded = f"{count_text(report.num_samples, 'image')}, {report.num_decoded:,} decoded"
     rows = [(class_name, f"{count:,}") for count, class_name in counts]
     show_table(
-        (name, "images"), rows, title=f"{split}: {decoded}, {count_text(report.num_problems, 'problem')}"
+        (name, "images"), rows, title=f"{split}: {decoded}, {count_text(len(report.problems), 'problem')}"
     )
-    if report.kinds:
-        problems = [(kind.file, kind.kind, f"{kind.count:,}", kind.first) for kind in report.kinds]
-        show_table(("file", "problem", "how many", "first"), problems, left=("problem", "first"))
+    if report.problems:
+        kinds: dict[tuple[str, str], list[str]] = {}
+        for problem in report.problems:
+            kinds.setdefault((problem.file, problem.kind), []).append(problem.member)
+        lines = [(*kind, f"{len(members):,}", members[0]) for kind, members in kinds.items()]
+        show_table(("file", "problem", "how many", "first"), lines, left=("problem", "first"))
 
 
 def _duplicates(

@@ -14,6 +14,7 @@ import typer
 
 from vitctl.cli import completion
 from vitctl.cli.flags import Workers
+from vitctl.system import limits
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import bytes_text, count_text, one_line, typed
 
@@ -61,13 +62,6 @@ def shards(
     quality: Annotated[
         int | None, typer.Option("--quality", help="Recompress JPEGs at this quality", min=1, max=100)
     ] = None,
-    restart_markers: Annotated[
-        bool,
-        typer.Option(
-            "--restart-markers",
-            help="Add restart markers to JPEGs by jpegtran: same pixels, and training decodes only the crop",
-        ),
-    ] = False,
     bad: Annotated[
         str,
         typer.Option(
@@ -104,11 +98,7 @@ def shards(
     splits = _checked_splits(
         originals, source, out, bad, drop, keep, number_of_workers(workers), sys.argv[1:]
     )
-    reencode = (
-        Reencode(max_side or 0, quality or 0, restart_markers)
-        if max_side or quality or restart_markers
-        else None
-    )
+    reencode = Reencode(max_side or 0, quality or 0) if max_side or quality else None
     sizes: dict[str, Any] = {"max_bytes": max_mib * MIB, "max_samples": max_samples}
     write = partial(
         write_originals, reencode=reencode, seed=seed, workers=number_of_workers(workers), **sizes
@@ -336,13 +326,12 @@ def index(
     """
     from vitctl.cli.show.console import progress_bar, say
     from vitctl.data.shards.index import INDEX_FILE
-    from vitctl.data.shards.indexing import check_same_shards, index_addresses, index_shards, link_shards
+    from vitctl.data.shards.indexing import index_shards
     from vitctl.data.shards.tar import Fields
     from vitctl.data.source.locate import INDEXED, expand, tars
     from vitctl.data.source.stores import ShardSource
     from vitctl.data.source.views import class_zero_note, unlabelled_note
     from vitctl.errors import DataError, writing
-    from vitctl.system.remote import is_remote
 
     ignore_output_errors()
     names = [name for text in shards for name in ([text] if Path(text).exists() else expand(text))]
@@ -353,26 +342,17 @@ def index(
     ]
     if not places:
         raise DataError(f"{shards[0]}: no .tar files here; give the shards or the folder that holds them")
-    remote = any(map(is_remote, places))
-    if remote and out is None:
-        raise DataError(
-            f"{places[0]}: an index cannot be written there; choose a local folder for it with --out FOLDER"
-        )
-    options: dict[str, Any] = {
-        "class_names": _class_names(classes) if classes else None,
-        "source": INDEXED,
-        "members": Fields(image_key, label_key),
-        "workers": number_of_workers(workers),
-        "note": say,
-    }
-    if out is not None:
-        check_same_shards(out, [place.rpartition("/")[2] for place in places])
     with writing(out or Path(places[0]).parent), progress_bar("indexing shards") as progress:
-        if remote and out is not None:
-            made = index_addresses(places, out, progress=progress, **options)
-        else:
-            paths = [Path(place) for place in places]
-            made = index_shards(link_shards(paths, out) if out else paths, progress=progress, **options)
+        made = index_shards(
+            places,
+            out,
+            class_names=_class_names(classes) if classes else None,
+            source=INDEXED,
+            members=Fields(image_key, label_key),
+            workers=number_of_workers(workers),
+            progress=progress,
+            note=say,
+        )
     classes_text = (
         f"{count_text(len(made.class_names), 'class', 'classes')} in {count_text(len(made.shards), 'shard')}"
     )
@@ -387,10 +367,10 @@ def index(
 
 def _class_names(file: Path) -> list[str]:
     from vitctl.errors import DataError
-    from vitctl.system.files import LIST_FILE, read_bytes
+    from vitctl.system.files import read_bytes
 
     try:
-        return read_bytes(file, LIST_FILE.limit, error=DataError).decode("utf-8-sig").splitlines()
+        return read_bytes(file, limits.LIST_FILE, error=DataError).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise DataError(
             f"--classes {file}: not UTF-8 text; give a text file with one class name per line"

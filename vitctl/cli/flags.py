@@ -576,14 +576,6 @@ Restarts = Annotated[
         rich_help_panel=MACHINE,
     ),
 ]
-Link = Annotated[
-    str | None,
-    typer.Option(
-        "--link",
-        help="With --dry-run: network of a node, Gbit/s of a link and number of links; default: 400x8",
-        rich_help_panel=MACHINE,
-    ),
-]
 Device = Annotated[
     str | None,
     typer.Option(
@@ -608,7 +600,6 @@ class RunOptions(TypedDict, total=False):
     k8s: K8s
     nodes: Nodes
     restarts: Restarts
-    link: Link
     device: Device
 
 

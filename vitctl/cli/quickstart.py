@@ -3,15 +3,15 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from vitctl.engine.journal import RESULT, read_run_json, write_run_json
-from vitctl.errors import VitctlError
+from vitctl.engine.journal import RESULT, read_run_json
+from vitctl.errors import writing
 from vitctl.system.process import usable_cores
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
@@ -22,7 +22,7 @@ PRECISION = "float32"  # so that the numbers in docs/results.md hold on every ma
 TWICE = ("fewshot", "finetune", "vtab")  # from trained, then from random weights
 FOLDERS = ("pretrain", *(name + end for name in TWICE for end in ("", "_scratch")), "export")
 PAGE = "report.html"
-TIMES = "quickstart.json"  # seconds of each step, over all starts; whether it is finished
+_TIMES = "quickstart.json"  # that an earlier version left in the folder
 NEXT = """\
 next, with your own images (one folder per class):
   vitctl data shards PHOTOS data/mine            shards with an index; PHOTOS may hold train/ and test/
@@ -103,7 +103,7 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
     from vitctl.engine.journal import FEATURES
     from vitctl.launch.run_folder import check_not_foreign
 
-    check_not_foreign(out, (*FOLDERS, FEATURES, PAGE, TIMES), what="a quickstart")
+    check_not_foreign(out, (*FOLDERS, FEATURES, PAGE, _TIMES), what="a quickstart")
     steps = _Steps(out, seed)
     weights = {"weights.source": str(out / "pretrain")}
     rows = [steps.shards()]
@@ -112,29 +112,21 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
     rows.append(Row("pretrain", "60 invented letters", seconds, accuracies, steps.majority("glyphs")))
 
     few = {"data.dataset": "digits", "fewshot.shots": (5,)}
-    trained, scratch, seconds = steps.run_twice("fewshot", "fewshot", **weights, **few)
-    accuracies = [float(next(iter(metrics["accuracy"].values()))) for metrics in (trained, scratch)]
+    both, seconds = steps.run_twice("fewshot", "fewshot", **weights, **few)
+    accuracies = [float(next(iter(metrics["accuracy"].values()))) for metrics in both]
     about = "5 digit scans a class, frozen"
     rows.append(Row("fewshot", about, seconds, accuracies, steps.majority("digits")))
 
-    trained, scratch, seconds = steps.run_twice("finetune", "quickstart_finetune", **weights)
-    accuracies = [float(metrics["accuracy"]) for metrics in (trained, scratch)]
+    both, seconds = steps.run_twice("finetune", "quickstart_finetune", **weights)
+    accuracies = [float(metrics["accuracy"]) for metrics in both]
     about = "digit scans, 1,437 of them"
     rows.append(Row("finetune", about, seconds, accuracies, steps.majority("digits")))
 
-    trained, scratch, seconds = steps.run_twice(
-        "vtab", "vtab_mini", **weights, **{"vtab.tasks": tuple(TASKS)}
-    )
-    rows += [
-        Row(
-            "vtab",
-            f"{name}, 1,000 images",
-            seconds / len(TASKS),
-            [metrics["tasks"][name]["mean"] for metrics in (trained, scratch)],
-            steps.majority(name),
-        )
-        for name in TASKS
-    ]
+    both, seconds = steps.run_twice("vtab", "vtab_mini", **weights, **{"vtab.tasks": tuple(TASKS)})
+    for name in TASKS:
+        accuracies = [metrics["tasks"][name]["mean"] for metrics in both]
+        about = f"{name}, 1,000 images"
+        rows.append(Row("vtab", about, seconds / len(TASKS), accuracies, steps.majority(name)))
 
     result, seconds = steps.run("export", "export", **{"weights.source": str(out / "finetune")})
     worst = max(result["metrics"]["max_difference"].values())
@@ -149,102 +141,67 @@ class _Steps:
 
     def __init__(self, out: Path, seed: int) -> None:
         self.out, self.seed, self._number = out, seed, 0
-        self.times: dict[str, Any] = {}
-        with suppress(OSError, ValueError, VitctlError):
-            self.times = dict(read_run_json(out / TIMES))
 
-    def _begin(self, what: str) -> None:
+    @contextmanager
+    def _step(self, what: str) -> Iterator[Callable[[], float]]:
+        """Say which step begins, and yield a clock of its seconds."""
         from vitctl.cli.show.console import say
 
         self._number += 1
         say(f"step {self._number} of {len(FOLDERS) + 2}: {what}")
-
-    def _seconds(self, name: str) -> float:
-        return float(self.times.get(name, {}).get("seconds", 0.0))
-
-    def _is_finished(self, name: str) -> bool:
-        """Return whether an earlier start finished a step, and say so in one line."""
-        from vitctl.cli.show.console import say
-
-        if not self.times.get(name, {}).get("finished"):
-            return False
-        say(f"finished earlier, in {self._seconds(name):.0f} s")
-        return True
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        """Add the time of the block to the step's, also when the block is interrupted."""
-        from vitctl.errors import writing
-
-        began, finished = time.perf_counter(), False
-        try:
-            yield
-            finished = True
-        finally:
-            seconds = self._seconds(name) + time.perf_counter() - began
-            self.times[name] = {"seconds": round(seconds, 1), "finished": finished}
-            with writing(self.out):
-                self.out.mkdir(parents=True, exist_ok=True)
-                write_run_json(self.out / TIMES, self.times)
+        began = time.perf_counter()
+        with writing(self.out):
+            yield lambda: time.perf_counter() - began
 
     def shards(self) -> Row:
-        """Write the shards of all data sets."""
+        """Write the shards of all data sets; those that are there stay."""
         from vitctl.data.datasets.catalog import find_data_set, write_ahead
-        from vitctl.errors import writing
 
-        self._begin(f"shards of {', '.join(SETS)}")
-        folders = {self.out / "data" / name: find_data_set(name) for name in SETS}
-        if not (all(map(Path.is_dir, folders)) and self._is_finished("shards")):
-            with self._timed("shards"), writing(self.out):
-                write_ahead(folders)
+        with self._step(f"shards of {', '.join(SETS)}") as seconds:
+            folders = {self.out / "data" / name: find_data_set(name) for name in SETS}
+            write_ahead(folders)
         images = sum(sum(row.sizes.values()) for row in folders.values())
-        return Row("shards", f"{images:,} images in {len(SETS)} sets", self._seconds("shards"))
+        return Row("shards", f"{images:,} images in {len(SETS)} sets", seconds())
 
     def run(self, folder: str, recipe: str, **values: Any) -> tuple[Mapping[str, Any], float]:
         """Run a recipe with some values in a folder. Return its result and its seconds."""
+        from vitctl.cli.show.console import say
         from vitctl.cli.show.render import Screen
         from vitctl.launch.launcher import launch
         from vitctl.launch.prepare_run import prepare_run
         from vitctl.launch.run_folder import read_status
         from vitctl.recipe.load import Override, load_recipe
 
-        self._begin(folder)
         run_dir = self.out / folder
         data = {"data.root": str(self.out / "data"), "seed": self.seed} if recipe != "export" else {}
         values = {"machine.precision": PRECISION, **data, **values}
-        overrides = [Override(key, value, "quickstart") for key, value in values.items()]
-        loaded = load_recipe(recipe, overrides)
-        if read_status(run_dir) == "done" and self._is_finished(folder):
-            prepare_run(loaded, run_dir)  # refuses another seed
-            return dict(read_run_json(run_dir / RESULT)), self._seconds(folder)
-        with self._timed(folder):
-            prepared = prepare_run(loaded, run_dir)
+        loaded = load_recipe(recipe, [Override(key, value, "quickstart") for key, value in values.items()])
+        with self._step(folder) as seconds:
+            is_done = read_status(run_dir) == "done"
+            prepared = prepare_run(loaded, run_dir)  # refuses another seed
+            if is_done:
+                say("finished earlier")
+                return dict(read_run_json(run_dir / RESULT)), seconds()
             with Screen(run_dir) as screen:
                 result = launch(run_dir, screen.report, prepared=prepared)
-            if result["status"] == "stopped":
-                raise KeyboardInterrupt
-        return result, self._seconds(folder)
+        if result["status"] == "stopped":
+            raise KeyboardInterrupt
+        return result, seconds()
 
-    def run_twice(
-        self, folder: str, recipe: str, **values: Any
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any], float]:
+    def run_twice(self, folder: str, recipe: str, **values: Any) -> tuple[list[Mapping[str, Any]], float]:
         """Run a recipe from the trained weights, then from random weights. Return metrics and seconds."""
         trained, seconds = self.run(folder, recipe, **values)
         random = {"weights.initialise": "random"}
         scratch, more = self.run(f"{folder}_scratch", recipe, **values, **random)
-        return trained["metrics"], scratch["metrics"], seconds + more
+        return [trained["metrics"], scratch["metrics"]], seconds + more
 
     def report(self) -> Row:
         """Write the report of all runs."""
-        from vitctl.errors import writing
         from vitctl.report.html_report import write_report
 
-        self._begin("report")
-        page = self.out / PAGE
-        self.times.pop("report", None)  # it is always written again
-        with self._timed("report"), writing(page):
-            write_report([self.out / name for name in FOLDERS], page, title="vitctl quickstart")
-        return Row("report", "one page of all runs", self._seconds("report"))
+        with self._step("report") as seconds:
+            write_report([self.out / name for name in FOLDERS], self.out / PAGE, title="vitctl quickstart")
+        return Row("report", "one page of all runs", seconds())
 
     def majority(self, dataset: str) -> float:
         """Return the accuracy of always predicting the most frequent class of the test split."""

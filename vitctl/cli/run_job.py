@@ -33,7 +33,6 @@ def run_job(
     k8s: str | None = None,
     nodes: str | None = None,
     restarts: int = 0,
-    link: str | None = None,
     device: str | None = None,
 ) -> None:
     """Resolve the recipe, then run it, print its plan, or write its Slurm job or JobSet.
@@ -45,12 +44,12 @@ def run_job(
         recipe: name or path.
         flags: everyday flags that were given: flag -> (dotted key, value).
         out: run folder; None makes a new one.
-        set_, dry_run, all_, slurm, k8s, nodes, restarts, link, device: values of these flags.
+        set_, dry_run, all_, slurm, k8s, nodes, restarts, device: values of these flags.
     """
     from vitctl.cli.show.console import waiting
     from vitctl.errors import RecipeError
 
-    for flag, given in (("--all", all_), ("--link", link is not None), ("--device", device is not None)):
+    for flag, given in (("--all", all_), ("--device", device is not None)):
         if given and not dry_run:
             raise RecipeError(f"{flag} needs --dry-run: it is about the plan")
     member, batch = start_command(), batch_job(slurm, k8s)
@@ -75,7 +74,7 @@ def run_job(
         from vitctl.launch.agent import check_spread
 
         check_spread(config, loaded.recipe.machine.processes)
-        show_plan(loaded, run_dir, config, batch=batch, link=link, device=device, everything=all_)
+        show_plan(loaded, run_dir, config, batch=batch, device=device, everything=all_)
         return
     from vitctl.launch.worker import patience
     from vitctl.system.remote import patient

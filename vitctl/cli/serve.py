@@ -46,7 +46,6 @@ def serve(
         from vitctl import __version__
         from vitctl.jobs.inputs.classifier import open_classifier
         from vitctl.recipe.schema import Evaluate
-        from vitctl.system.files import check_limits
 
         try:
             from vitctl.jobs.http_server import application, listen, open_batcher, run_server
@@ -58,7 +57,6 @@ def serve(
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    check_limits()
     recipe = image_recipe("serve", flags, set_).recipe
     assert isinstance(recipe, Evaluate)
     with listen(host, port) as listener:  # before the weights are read, which may take minutes

@@ -482,7 +482,8 @@ def identity_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
     teachers = [one.get("teacher", "") for one in (before, now)]
     if all(teachers) and teachers[0] != teachers[1]:
         found.append(("distillation", f"the teacher {teachers[0][:12]}, now {teachers[1][:12]}"))
-    was, made_by = before.get("computation", {}), now.get("computation", {})
+    was = before.get("computation", {})
+    made_by = {"linear": "torch", **now.get("computation", {})}  # oneDNN multiplied once, where a run asked
     found += [
         (
             "computation",

@@ -19,12 +19,11 @@ from vitctl.data.source.views import Source
 from vitctl.engine.agreement import FIX, check_inputs, identity, words_of_start
 from vitctl.engine.checkpoint import Peers, Saver
 from vitctl.engine.computation import (
-    choose_kernels,
+    choose_attention,
     choose_micro_batch,
     computation,
     computed,
     draws_noise,
-    use_kernels,
     versions,
 )
 from vitctl.engine.distillation import Distilled, Teacher
@@ -44,13 +43,14 @@ from vitctl.engine.runtime import (
     num_workers,
 )
 from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
-from vitctl.engine.sharding import place_of, rows_of, shard_as
+from vitctl.engine.sharding import place_of, shard_as
 from vitctl.engine.state import RunState, computed_on
 from vitctl.engine.trainer import Trainer
 from vitctl.engine.update import AllReduced, Gradients, TrainStep
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops
+from vitctl.models.kernels import set_attention
 from vitctl.models.variants import check_recomputed, to_dict
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
 
@@ -183,8 +183,9 @@ def assembled(
 
     # How it is computed. Weights are sharded before the micro-batch is measured, and it is measured on
     # the loss itself.
-    kernels = choose_kernels(machine, model.config, runtime, lanes=lanes is not None)
-    use_kernels(kernels)
+    kernel = choose_attention(model, machine, runtime, lanes=lanes is not None)
+    if teacher is not None:
+        set_attention(teacher.model, kernel)
     check_recomputed(model.config, machine.checkpoint_blocks)
     model.checkpoint_blocks = machine.checkpoint_blocks
     if machine.compile:
@@ -196,7 +197,7 @@ def assembled(
         recipe, runtime, run.folder, model, loss, lambda n: next(one_batch(micro_batch=n)), share
     )
     workers = num_workers(machine, runtime.device, runtime.num_processes)
-    how = {**kernels.model_dump(), "compile": machine.compile}
+    how = {"attention": kernel, "compile": machine.compile}
     # Checkpoints of another training are refused. Lanes promise the same bits, so what computes them
     # belongs to what the training is.
     made_of = identity(
@@ -212,7 +213,7 @@ def assembled(
     facts: dict[str, Any] = {  # recorded at each start
         **made_of.state,
         "recipe_file": run.recipe_digest,
-        **computed(runtime),
+        **computed(runtime, kernel),
         "micro_batch": s.leaf_images if s.lanes else micro_batch,
         **how,
         "checkpoint_blocks": machine.checkpoint_blocks,
@@ -247,9 +248,7 @@ def assembled(
         flops,
         run.stop,
     )
-    ema, is_zero1 = recipe.averaging, getattr(machine, "sharding", "none") == "zero1"
-    rows = rows_of(model, runtime.device, runtime.num_processes) if is_zero1 else {}
-    optimizer = build_optimizer(model, recipe.optimizer, rows)
+    ema, optimizer = recipe.averaging, build_optimizer(model, recipe.optimizer)
     kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
     saver = Saver(run.folder / CHECKPOINTS, model.config, meta, *kept, journal=run.journal)
     writes = runtime.is_main

@@ -61,7 +61,8 @@ from vitctl.models.lora import stored
 from vitctl.models.weights.containers import read_tensors, save_tensors
 from vitctl.models.weights.header import SHARDING, part_file
 from vitctl.models.weights.weights_file import own_metadata
-from vitctl.system.files import RUN_FILE, flush, free_bytes, parse_json, write_text
+from vitctl.system import limits
+from vitctl.system.files import flush, free_bytes, parse_json, write_text
 from vitctl.system.text import bytes_text, one_line
 
 FORMAT, PARTS_FORMAT = "vitctl-checkpoint/1", "vitctl-checkpoint/2"  # whole; in parts
@@ -347,7 +348,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         if not path.is_file():
             raise torn
         with path.open("rb") as file:
-            state = parse_json(file.read(RUN_FILE.limit), path, error=CheckpointError)
+            state = parse_json(file.read(limits.RUN_FILE), path, error=CheckpointError)
     except PermissionError:
         raise
     except (OSError, CheckpointError):

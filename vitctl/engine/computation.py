@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,16 +19,9 @@ from vitctl.engine.runtime import Computation, Runtime, check_same
 from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.models.blocks import train_mode, trainable
+from vitctl.models.build import Model
 from vitctl.models.flops import cpu_name, installed
-from vitctl.models.kernels import (
-    AttentionKernel,
-    attention_rule,
-    onednn_problem,
-    set_attention,
-    set_linear,
-    used_attention,
-    used_linear,
-)
+from vitctl.models.kernels import AttentionKernel, attention_rule, set_attention
 from vitctl.models.variants import Config, ViTConfig
 from vitctl.recipe.schema import NetworkMachine, TrainRecipe, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
@@ -120,15 +113,6 @@ class MicroBatch(BaseModel):
     micro_batch: int = Field(ge=1, le=10**9)
 
 
-class Kernels(BaseModel):
-    """What computes the attention product and the linear layers."""
-
-    model_config = ConfigDict(strict=True)
-
-    attention: AttentionKernel
-    linear: Literal["torch", "onednn"]
-
-
 def read_kept(path: Path) -> MicroBatch:
     """Return the micro-batch that an earlier start of the run measured.
 
@@ -149,48 +133,37 @@ def read_kept(path: Path) -> MicroBatch:
 MICRO_BATCH = "micro_batch.json"
 
 
-def choose_kernels(
+def attention_kernel(
     machine: NetworkMachine, config: Config, computation: Computation, *, lanes: bool = False
-) -> Kernels:
-    """Return the kernels of [machine], with 'auto' resolved by a rule: the same for training, scoring and
-    predicting.
+) -> AttentionKernel:
+    """Return the kernel of a network's attention: machine.attention, with 'auto' resolved by a rule, the same
+    for training, scoring and predicting.
 
-    The rule knows the kind of device, the precision and the number of tokens, and whether a CPU has AMX;
-    neither load nor batch change it.
+    The rule knows the kind of device, the precision and the number of tokens; neither load nor batch change
+    it.
 
     Args:
-        machine: its attention and linear.
+        machine: its attention.
         config: of the network.
         computation: device and precision.
         lanes: the training promises the same bits, which not every fused kernel does.
-
-    Raises:
-        LaunchError: machine.linear = 'onednn', and it cannot compute this.
     """
-    attention, linear = machine.attention, machine.linear
-    dtype, device = computation.product_dtype, computation.device
-    if linear == "onednn" and (problem := onednn_problem(dtype, device)):
-        raise LaunchError(f"machine.linear = 'onednn': {problem}; set it to 'auto' or 'torch'")
-    if attention == "auto":
-        attention = (
-            attention_rule(device.type, dtype, config.num_tokens)
-            if isinstance(config, ViTConfig)
-            else "fused"
-        )
-        if lanes or getattr(config, "position_embedding", "") == "relative":
-            attention = "math"
-    return Kernels(attention=attention, linear="torch" if linear == "auto" else linear)
+    if machine.attention != "auto":
+        return machine.attention
+    if lanes or getattr(config, "position_embedding", "") == "relative":
+        return "math"
+    if not isinstance(config, ViTConfig):
+        return "fused"
+    return attention_rule(computation.device.type, computation.product_dtype, config.num_tokens)
 
 
-def use_kernels(kernels: Kernels) -> None:
-    """Compute every model of this process with these."""
-    set_attention(kernels.attention)
-    set_linear(kernels.linear)
-
-
-def kernels_used() -> dict[str, str]:
-    """Return the kernels that this process computes with, for a result."""
-    return {"attention": used_attention(), "linear": used_linear()}
+def choose_attention(
+    model: Model, machine: NetworkMachine, computation: Computation, *, lanes: bool = False
+) -> AttentionKernel:
+    """Give a network the kernel of its attention, and return it; see `attention_kernel`."""
+    kernel = attention_kernel(machine, model.config, computation, lanes=lanes)
+    set_attention(model, kernel)
+    return kernel
 
 
 def choose_micro_batch(
@@ -271,8 +244,8 @@ def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, A
 VERSIONS = ("vitctl", "torch", "accelerate", "numpy", "pillow", "simplejpeg")
 
 
-def computed(runtime: Runtime) -> dict[str, Any]:
-    """Return how a job's numbers are computed: resolved precision, device, threads, processes, versions."""
+def computed(runtime: Runtime, attention: AttentionKernel) -> dict[str, Any]:
+    """Return how a job's numbers are computed: precision, device, threads, processes, kernel, versions."""
     is_cuda = runtime.device.type == "cuda"
     own: dict[str, Any] = {
         "precision": runtime.precision,
@@ -280,7 +253,7 @@ def computed(runtime: Runtime) -> dict[str, Any]:
         "device_name": torch.cuda.get_device_name(runtime.device) if is_cuda else cpu_name(),
         "hardware": processor(runtime.device),
         "processes": runtime.num_processes,
-        **kernels_used(),
+        "attention": attention,
     }
     if is_cuda and runtime.precision in ("float32", "tf32"):
         own["tf32"] = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
@@ -289,12 +262,13 @@ def computed(runtime: Runtime) -> dict[str, Any]:
     return own | {"versions": versions()}
 
 
-def computed_training(recipe: TrainRecipe, runtime: Runtime) -> dict[str, Any]:
+def computed_training(recipe: TrainRecipe, runtime: Runtime, config: Config) -> dict[str, Any]:
     """Return the same for a training, which may be sharded, and with lanes has its own number of threads on a
     CPU.
     """
-    own = computed(runtime)
-    if recipe.schedule.lanes and "threads" in own:
+    lanes = recipe.schedule.lanes > 0
+    own = computed(runtime, attention_kernel(recipe.machine, config, runtime, lanes=lanes))
+    if lanes and "threads" in own:
         own["threads"] = recipe.schedule.threads
     sharding = getattr(recipe.machine, "sharding", "none")
     return own | ({} if sharding == "none" else {"sharding": sharding})

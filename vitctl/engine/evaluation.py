@@ -16,17 +16,16 @@ from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.metrics import (
+    MEANS,
     METRICS,
     TOP_K,
     correct_predictions,
     count_by_class,
     count_hits,
     label_sets,
-    macro_f1,
-    mean_per_class,
 )
-from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.runtime import Computation, Runtime, Transfer, given
+from vitctl.engine.preemption import StopFlag
+from vitctl.engine.runtime import Computation, Runtime, Transfer, given, stop_together
 from vitctl.engine.sharding import is_sharded
 from vitctl.errors import DataError
 from vitctl.models.build import Model
@@ -43,14 +42,12 @@ NOT_FINITE = "the model's logits are NaN or infinite, so that its predictions me
 class Score:
     """Top-1 as integers, so that it is the same for any number of processes.
 
-    `mean_per_class` is the mean accuracy over the classes that have images, `f1` the macro F1; None where
-    they were not counted, as `f1` of images with several labels. `metric` names the number that decides.
+    `means` are those of `MEANS` that were counted. `metric` names the number that decides.
     """
 
     correct: int
     total: int
-    mean_per_class: float | None = field(default=None, compare=False)
-    f1: float | None = field(default=None, compare=False)
+    means: Mapping[str, float] = field(default_factory=dict, compare=False)
     metric: str = field(default="accuracy", compare=False)
 
     @staticmethod
@@ -59,8 +56,7 @@ class Score:
         return Score(
             int(numbers["correct"]),
             int(numbers["total"]),
-            numbers.get("mean_per_class"),
-            numbers.get("f1"),
+            {name: numbers[name] for name in MEANS if numbers.get(name) is not None},
             str(numbers.get("metric", "accuracy")),
         )
 
@@ -90,15 +86,13 @@ class Score:
     @property
     def numbers(self) -> dict[str, Any]:
         """For results and logs."""
-        own = {"accuracy": self.accuracy, "correct": self.correct, "total": self.total}
-        means = {"mean_per_class": self.mean_per_class, "f1": self.f1}
-        own |= {name: value for name, value in means.items() if value is not None}
+        own = {"accuracy": self.accuracy, "correct": self.correct, "total": self.total, **self.means}
         return own | ({} if self.metric == "accuracy" else {"metric": self.metric})
 
     @property
     def deciding(self) -> float:
         """The number that evaluation.metric chooses, 0..1; 0 where an earlier release did not count it."""
-        return float(getattr(self, self.metric) or 0.0)
+        return self.accuracy if self.metric == "accuracy" else float(self.means.get(self.metric, 0.0))
 
     @property
     def accuracy(self) -> float:
@@ -159,8 +153,12 @@ def evaluate_model(
         raise DataError(f"{seen - total} of the {num_images} images have no label; no score is given")
     if not total:
         raise DataError(f"none of the {num_images} images has a label; there is nothing to score")
-    f1 = None if may_lack_labels else macro_f1(by_class)
-    return Score(correct, total, mean_per_class(by_class), f1)
+    means = {
+        name: mean.of(by_class)
+        for name, mean in MEANS.items()
+        if not (mean.single_labels and may_lack_labels)
+    }
+    return Score(correct, total, means)
 
 
 def _packed(runtime: Runtime, model: nn.Module) -> AbstractContextManager[None]:
@@ -362,12 +360,6 @@ def _windows(pairs: Iterable[tuple[Tensor, Tensor]], size: int) -> Iterator[tupl
 def window_bytes(width: int) -> int:
     """Return the memory of a window of float32 rows while they are joined or put in order."""
     return 2 * _WINDOW * width * 4
-
-
-def stop_together(runtime: Runtime, stop: StopFlag) -> None:
-    """Raise Stopped on all processes when any of them should stop."""
-    if runtime.sum([float(stop.raised)])[0]:
-        raise Stopped
 
 
 SUFFIX = ".safetensors"

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vitctl.errors import CheckpointError, LaunchError
+from vitctl.system import limits
 from vitctl.system.files import (
-    LOG_LINE,
-    RUN_FILE,
     lock,
     no_links,
     open_regular,
@@ -143,7 +142,7 @@ def begins(path: Path, end: str) -> bool:
 
 def whole_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file without their newlines; lines that are too long are skipped."""
-    most, inside = LOG_LINE.limit, False
+    most, inside = limits.LOG_LINE, False
     with open_regular(path, error=LaunchError) as file:
         while line := file.readline(most):
             ends = line.endswith(b"\n")
@@ -268,7 +267,7 @@ def read_run_json(path: Path) -> Any:
     """
     os.stat(path)
     try:
-        return parse_json_text(read_bytes(path, RUN_FILE.limit, error=LaunchError).decode())
+        return parse_json_text(read_bytes(path, limits.RUN_FILE, error=LaunchError).decode())
     except RecursionError:
         raise ValueError("too deep") from None
 
@@ -488,7 +487,7 @@ def allow(run_dir: Path, keys: Sequence[str]) -> None:
 def read_allowed(run_dir: Path) -> dict[str, list[str]]:
     if not (run_dir / ALLOWED).exists():
         return {"now": [], "before": [], "said": []}
-    fields = read_json(run_dir / ALLOWED, RUN_FILE.limit, error=CheckpointError)
+    fields = read_json(run_dir / ALLOWED, limits.RUN_FILE, error=CheckpointError)
     if not isinstance(fields, dict) or not all(
         isinstance(fields.get(name), list) for name in ("now", "before")
     ):

@@ -1,23 +1,14 @@
 """Metrics from the top-5 predictions: pure functions of integers, the same for any number of processes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 TOP_K = 5
 _Z95 = 1.959963984540054  # the normal distribution's quantile at 0.975
 _DRAWS, _DRAWS_AT_ONCE, _SEED = 1000, 50, 0x626F6F74  # of the bootstrap
-# What evaluation.metric can choose, in words.
-METRICS = {"accuracy": "accuracy", "mean_per_class": "mean accuracy per class", "f1": "macro F1"}
-# Those of images with several labels each, in words.
-OF_LABEL_SETS = {
-    "map": "mean average precision",
-    "micro_f1": "micro F1",
-    "f1": "macro F1",
-    "subset_accuracy": "all classes right",
-}
 
 
 @dataclass(frozen=True)
@@ -290,7 +281,7 @@ def best_thresholds(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def label_set_scores(scores: np.ndarray, truth: np.ndarray, thresholds: np.ndarray) -> dict[str, float]:
-    """Return `map` (mean average precision), `micro_f1`, `f1` (macro) and `subset_accuracy`, 0..1.
+    """Return the metrics of `OF_LABEL_SETS`, 0..1.
 
     `map` is the mean over the classes that have images, `f1` is `macro_f1`, micro F1 and subset accuracy are
     over all classes. As scikit-learn's average_precision_score, f1_score and accuracy_score on these classes.
@@ -300,13 +291,23 @@ def label_set_scores(scores: np.ndarray, truth: np.ndarray, thresholds: np.ndarr
         thresholds: `[K]`; a class is predicted from this score on.
     """
     predicted = scores >= thresholds
-    correct, wanted, given = ((predicted & truth).sum(0), truth.sum(0), predicted.sum(0))
-    return {
-        "map": float(np.nanmean(average_precisions(scores, truth))),
-        "micro_f1": float(2 * correct.sum() / max(1, (wanted + given).sum())),
-        "f1": macro_f1(np.stack([wanted, correct, given], axis=1)),
-        "subset_accuracy": float((predicted == truth).all(axis=1).mean()),
-    }
+    return {name: float(metric.of(scores, truth, predicted)) for name, metric in OF_LABEL_SETS.items()}
+
+
+def _mean_precision(scores: np.ndarray, truth: np.ndarray, _: np.ndarray) -> float:
+    return float(np.nanmean(average_precisions(scores, truth)))
+
+
+def _micro_f1(_: np.ndarray, truth: np.ndarray, predicted: np.ndarray) -> float:
+    return float(2 * (predicted & truth).sum() / max(1, truth.sum() + predicted.sum()))
+
+
+def _macro_f1(_: np.ndarray, truth: np.ndarray, predicted: np.ndarray) -> float:
+    return macro_f1(np.stack([truth.sum(0), (predicted & truth).sum(0), predicted.sum(0)], axis=1))
+
+
+def _subset_accuracy(_: np.ndarray, truth: np.ndarray, predicted: np.ndarray) -> float:
+    return float((predicted == truth).all(axis=1).mean())
 
 
 def _at_thresholds(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -317,3 +318,32 @@ def _at_thresholds(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, n
     falling = scores[order]
     last = np.flatnonzero(np.diff(falling, append=-np.inf))
     return falling[last], last + 1, np.cumsum(truth[order])[last]
+
+
+class Metric(NamedTuple):
+    """A number that results and logs have beside the accuracy, 0..1.
+
+    Args:
+        words: its name in English.
+        of: computes it; see the tables below.
+        single_labels: it needs one label per image.
+    """
+
+    words: str
+    of: Callable[..., float]
+    single_labels: bool = False
+
+
+# Of images, correct predictions and predictions of each class, int64 [K, 3]. evaluation.metric chooses one.
+MEANS = {
+    "mean_per_class": Metric("mean accuracy per class", mean_per_class),
+    "f1": Metric("macro F1", macro_f1, single_labels=True),
+}
+METRICS = {"accuracy": "accuracy"} | {name: metric.words for name, metric in MEANS.items()}  # in words
+# Of images with several labels each: scores [N, K], labels and predictions, bool [N, K].
+OF_LABEL_SETS = {
+    "map": Metric("mean average precision", _mean_precision),
+    "micro_f1": Metric("micro F1", _micro_f1),
+    "f1": Metric("macro F1", _macro_f1),
+    "subset_accuracy": Metric("all classes right", _subset_accuracy),
+}

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import unwrap
 from pkgutil import resolve_name
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.sgd import sgd
 
-from vitctl.engine.sharding import divided, full, is_part, like, local
+from vitctl.engine.sharding import full, is_part, like, local
 from vitctl.errors import CheckpointError
 from vitctl.models.blocks import trainable
 from vitctl.models.places import decay_exponent, is_head, is_matrix, is_relative, num_blocks
@@ -22,27 +21,17 @@ from vitctl.recipe.sections import Optimizer as Section
 Groups = list[dict[str, Any]]
 
 
-Rows = Mapping[nn.Parameter, nn.Parameter]  # of each parameter, see `rows_of`
-
-
-def build_optimizer(model: nn.Module, chosen: Section, rows: Rows = MappingProxyType({})) -> Optimizer:
+def build_optimizer(model: nn.Module, chosen: Section) -> Optimizer:
     """Build the optimizer of [optimizer] over every trained parameter, biases and norms too, as the authors
     did.
 
-    With `rows` it updates these of a parameter. The learning rate is set before each step. Adam's decay is
-    decoupled: p -= lr * weight_decay * p. SGD's is coupled: gradient += weight_decay * p, before the
-    momentum.
+    The learning rate is set before each step. Adam's decay is decoupled: p -= lr * weight_decay * p. SGD's is
+    coupled: gradient += weight_decay * p, before the momentum.
 
     Paper: Section 4.1, Tables 3 and 4; D.1 with BiT, Sections 3.3 and 4.2
     """
-    groups = []
-    for group in parameter_groups(model, chosen):  # a kernel takes either rows or full tensors
-        of_rows = [rows[one] for one in group["params"] if one in rows]
-        others = [one for one in group["params"] if one not in rows]
-        groups += [group | {"params": some} for some in (of_rows, others) if some]
-    optimizer: Optimizer = resolve_name(OPTIMIZERS[chosen.name].builder)(groups, chosen)
-    optimizer.names = {rows.get(one, one): name for name, one in model.named_parameters()}  # type: ignore
-    return divided(optimizer, rows) if rows else optimizer
+    build: Callable[[Groups, Section], Optimizer] = resolve_name(OPTIMIZERS[chosen.name].builder)
+    return build(parameter_groups(model, chosen), chosen)
 
 
 def parameter_groups(model: nn.Module, chosen: Section) -> Groups:
@@ -280,8 +269,8 @@ def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapp
 
 
 def trained_names(optimizer: Optimizer, model: nn.Module) -> dict[nn.Parameter, str]:
-    """Return the names of the parameters that an optimizer updates, or of whose rows it does."""
-    known = getattr(optimizer, "names", None) or {one: name for name, one in model.named_parameters()}
+    """Return the names of the parameters that an optimizer updates."""
+    known = {one: name for name, one in model.named_parameters()}
     return {p: known[p] for group in optimizer.param_groups for p in group["params"]}
 
 

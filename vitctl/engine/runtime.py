@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.journal import LOG, never_raising, run_of
-from vitctl.engine.preemption import say
+from vitctl.engine.preemption import StopFlag, Stopped, say
 from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.models.flops import bf16_tflops
@@ -606,6 +606,12 @@ class Runtime(Computation):
         """
         vars(self).pop("transfer", None)
         self.accelerator.free_memory()
+
+
+def stop_together(runtime: Runtime, stop: StopFlag) -> None:
+    """Raise Stopped on all processes when any of them should stop."""
+    if runtime.sum([float(stop.raised)])[0]:
+        raise Stopped
 
 
 def start(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.errors import LaunchError
-from vitctl.models.blocks import Block, trainable
+from vitctl.models.blocks import Block
 from vitctl.models.build import Model, draw_parts
 from vitctl.models.kernels import Head, Linear
 from vitctl.models.weights.later import now
@@ -28,7 +28,6 @@ from vitctl.recipe.schema import ShardedMachine, TrainMachine
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
-    from torch.optim import Optimizer
 
     from vitctl.engine.runtime import Runtime
 
@@ -58,9 +57,9 @@ def shard_as(
     Raises:
         LaunchError: the machine cannot, or the model is probed.
     """
-    if not isinstance(machine, ShardedMachine) or machine.sharding == "none":
+    if not isinstance(machine, ShardedMachine) or not machine.divides_model:
         return ""
-    if probed and machine.divides_model:
+    if probed:
         raise LaunchError(
             f"fewshot_probe.every_steps needs model features, which machine.sharding = '{machine.sharding}' "
             "does not support; set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
@@ -72,8 +71,6 @@ def shard_as(
             f"precision; set machine.precision to 'bf16' or machine.sharding_dtype to 'float32'"
         )
     machine.shards(runtime.num_processes)  # raises where they cannot be divided so
-    if not machine.divides_model:
-        return ""
     given = model.state_dict()
     model.to("meta")
     shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas, gathers_bf16=gathers_bf16)
@@ -196,58 +193,6 @@ def held(tensor: Tensor) -> tuple[Tensor, int]:
         return tensor, 0
     [chunk] = cast("Any", tensor).__create_chunk_list__()  # what torch.distributed.checkpoint asks for
     return local(tensor), chunk.offsets[0]
-
-
-def rows_of(model: nn.Module, device: torch.device, num_processes: int) -> dict[nn.Parameter, Any]:
-    """Return of the trained parameters, which every process has, the rows that this one updates, sharing
-    memory: they are sharded as `shard` does it, and so is the optimizer's state of them.
-
-    Left out is what every process updates, so that nothing is rounded otherwise than in full tensors: those
-    whose parts do not begin at a multiple of `_LINE` bytes. Kernels compute the rest of a line on its own.
-    """
-    from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh(device.type, (num_processes,))
-    return {
-        one: nn.Parameter(_rows(one.data, mesh))
-        for one in trainable(model).values()
-        if one.chunk(num_processes)[0].nbytes % _LINE == 0
-    }
-
-
-_LINE = 64
-
-
-def _rows(whole: Tensor, mesh: Any) -> Tensor:
-    """Return a full tensor as a sharded one whose part is a view of it."""
-    from torch.distributed.tensor import DTensor, Shard
-
-    parts, rank = whole.chunk(mesh.size()), mesh.get_local_rank()
-    own = parts[rank] if rank < len(parts) else whole[:0]
-    return DTensor.from_local(
-        own, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
-    )
-
-
-def divided(optimizer: "Optimizer", rows: Mapping[nn.Parameter, Any]) -> "Optimizer":
-    """Return an optimizer of these rows that takes their gradients before a step, and gives all processes the
-    new rows of the others after it.
-    """
-
-    def take(*_: Any) -> None:
-        for whole, part in rows.items():
-            if whole.grad is not None:
-                part.grad = _rows(whole.grad, part.device_mesh)
-
-    @torch.no_grad()
-    def give(*_: Any) -> None:
-        for whole, part in rows.items():
-            part.grad = None
-            whole.copy_(full(part))
-
-    optimizer.register_step_pre_hook(take)
-    optimizer.register_step_post_hook(give)
-    return optimizer
 
 
 def place_of(tensors: Iterable[Tensor]) -> tuple[int, int, int] | None:

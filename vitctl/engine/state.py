@@ -381,7 +381,7 @@ class RunState:
         self.resumed_from = saved.digest
 
     def _warn_of_rounding(self, saved: SavedCheckpoint) -> None:
-        was, now = saved.state.get(COMPUTED_ON, {}), self._computed_on
+        was, now = saved.state.get(COMPUTED_ON, {}), {"linear": "torch", **self._computed_on}
         other = [
             f"{name} {was[name]}, here {now[name]}" for name in now if was.get(name, now[name]) != now[name]
         ]
@@ -392,7 +392,7 @@ class RunState:
 
 def computed_on(facts: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Return what rounds otherwise where it is another; of a GPU no threads."""
-    found = {name: facts.get(name, 0) for name in ("device_name", "threads", "attention", "linear")}
+    found = {name: facts.get(name, 0) for name in ("device_name", "threads", "attention")}
     if device.type == "cpu":
         found["instructions"] = torch.backends.cpu.get_cpu_capability()
     return found

@@ -315,8 +315,10 @@ class StartLine(BaseModel):
     processes: int = Field(1, ge=1, le=10**6)
     threads: int | None = Field(None, ge=1, le=10**5)
     micro_batch: int = Field(0, ge=0, le=10**9)
-    attention: str = Field("", max_length=50)
-    linear: str = Field("", max_length=50)
+    attention: Annotated[str, AfterValidator(lambda name: "math" if name == "mixed" else name)] = Field(
+        "", max_length=50
+    )  # "mixed" was math in training
+    linear: str = Field("torch", max_length=50)  # or oneDNN, before 0.1.0
     compile: bool | None = None
     checkpoint_blocks: int | bool | Literal["attention"] | None = None  # a bool before it was a number
     lanes: int = Field(0, ge=0, le=10**6)

@@ -15,14 +15,10 @@ from typing import Any, TypeVar
 from torch import nn
 
 from vitctl.data.loader.batches import Batch, take
-from vitctl.engine.evaluation import Score, stop_together
+from vitctl.engine.evaluation import Score
 from vitctl.engine.log import SKIPPED, RunLog, is_due
 from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.runtime import (
-    Runtime,
-    moment,
-    seconds_between,
-)
+from vitctl.engine.runtime import Runtime, moment, seconds_between, stop_together
 from vitctl.engine.state import RunState
 from vitctl.engine.update import TrainStep, Update
 from vitctl.errors import DataError

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vitctl.engine.computation import Kernels, use_kernels, versions
+from vitctl.engine.computation import versions
 from vitctl.engine.journal import LOG, Journal, Report, silent
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import CheckpointError, RecipeError, refuse
@@ -37,6 +37,7 @@ from vitctl.export.resizing import Resizing, ResizingCheck, stored_transform
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
 from vitctl.jobs.record.result import RunResult, data_used
 from vitctl.jobs.training import weights_scored
+from vitctl.models.kernels import attention_of
 from vitctl.models.weights.meta import distinct
 from vitctl.recipe.export_formats import FORMATS, ExportFormat
 from vitctl.recipe.schema import ExportRecipe
@@ -44,7 +45,6 @@ from vitctl.recipe.sections import Export
 from vitctl.system.files import atomic_write, flush
 from vitctl.system.text import one_line
 
-_KERNELS = Kernels(attention="fused", linear="torch")  # what exporters know
 _RESIZING = {"image_size", "eval_method", "eval_resize", "resample"}
 
 
@@ -147,7 +147,6 @@ def export(
         ),
     )
     model, _ = loaded_model(found, 0, torch.float32)
-    use_kernels(_KERNELS)
     temperature = found.weights.meta.get("temperature") or 1.0
     own = Raw(model.eval(), found.weights.meta)  # what weights alone compute, and with the temperature
     plain = Raw(model, found.weights.meta, temperature=temperature)
@@ -211,7 +210,7 @@ def export(
             "precision": options.precision,
             **({"flip_average": True} if options.flip_average else {}),
             "device": "cpu",
-            **_KERNELS.model_dump(),
+            "attention": attention_of(model),
             "versions": versions(),
             "batch_sizes": list(options.batch_sizes),
             **(data_used(images.source, recipe.data.eval_split) if images else {}),

@@ -49,7 +49,7 @@ def write_peft(request: ExportRequest, folder: Path) -> Written:
             f"{config.image_size} pixels, and peft stores adapters and head alone; export the merged weights "
             f"with --to timm, hf or onnx"
         )
-    if problems := "; ".join(huggingface.LAYOUT.misfits(huggingface.LAYOUT, config)):
+    if problems := "; ".join(huggingface.LAYOUT.misfits(config)):
         raise CheckpointError(
             f"{found.path}: Hugging Face ViT cannot hold this model, nor peft its "
             f"adapters: {problems}; export the merged weights with --to timm or onnx"

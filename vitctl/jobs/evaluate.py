@@ -23,7 +23,7 @@ from vitctl.data.datasets.readers.imagenet import (
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.source.views import Source, View, numbered_as, sample_key, shared_samples
 from vitctl.engine.calibration import calibration, fit_temperature, image_losses, suspected_labels
-from vitctl.engine.computation import choose_kernels, computed, use_kernels
+from vitctl.engine.computation import choose_attention, computed
 from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import RECIPE, Report, run_of, silent
 from vitctl.engine.metrics import (
@@ -69,6 +69,7 @@ from vitctl.jobs.training import (
     start_run,
     weights_scored,
 )
+from vitctl.models.build import Model
 from vitctl.models.variants import unseen_pixels
 from vitctl.models.weights.meta import (
     Activation,
@@ -80,7 +81,8 @@ from vitctl.models.weights.meta import (
 )
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain
-from vitctl.system.files import TABLE, read_bytes, write_csv
+from vitctl.system import limits
+from vitctl.system.files import read_bytes, write_csv
 from vitctl.system.text import one_line, same_name
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
@@ -113,24 +115,28 @@ class LabelRule:
     prediction_names: Sequence[str]
     to_scores: Callable[[Tensor], Tensor] = field(default=lambda logits: logits)
 
+    @property
+    def main(self) -> np.ndarray:
+        """Return the main labels."""
+        return next(iter(self.labels.values()))
+
     def count_by_class(self, best: np.ndarray) -> np.ndarray:
         """Return images, top-1 and top-5 hits of each class under the main labels, int64 `[K, 3]`, from
         predictions `[N, 5]`.
         """
         counted = self.classes >= 0
-        right = correct_predictions(best, next(iter(self.labels.values())))[counted]
+        right = correct_predictions(best, self.main)[counted]
         return count_by_class(right, self.classes[counted], len(self.class_names))
 
     @property
     def single_labels(self) -> Tensor | None:
         """Return the main labels, int64 `[N]`; None where an image may have several."""
-        labels = next(iter(self.labels.values()))
-        return torch.from_numpy(labels.astype(np.int64)) if labels.ndim == 1 else None
+        return torch.from_numpy(self.main.astype(np.int64)) if self.main.ndim == 1 else None
 
     @property
     def has_f1(self) -> bool:
         """Return whether predictions and labels are of the same classes, one label per image."""
-        return next(iter(self.labels.values())).ndim == 1 and self.prediction_names == self.class_names
+        return self.main.ndim == 1 and self.prediction_names == self.class_names
 
     @property
     def has_label_sets(self) -> bool:
@@ -140,7 +146,7 @@ class LabelRule:
     @property
     def truth(self) -> np.ndarray:
         """Which classes each image with several labels has, bool `[N, K]`."""
-        labels = next(iter(self.labels.values()))
+        labels = self.main
         images, places = np.nonzero(labels >= 0)
         truth = np.zeros((len(labels), len(self.prediction_names)), bool)
         truth[images, labels[images, places]] = True
@@ -362,7 +368,6 @@ def evaluate(
     assert source is not None
     if not found.weights.has_head:
         raise no_head(found.path)
-    file = Path(recipe.evaluation.answers) if recipe.evaluation.answers else None
     rule, thresholds, cautions = check_evaluation(recipe, found, source)
     if not recipe.evaluation.fit_temperature and (warning := _trained_warning(found, source)):
         cautions.append(warning)
@@ -374,33 +379,15 @@ def evaluate(
     model, _ = loaded_model(found, transform.image_size, runtime.dtype)
     if not meta.get("class_names"):
         found = replace(found, assumed={**found.assumed, "classes": "in the order of the data"})
-    temperature, fits = meta.get("temperature") or 1.0, recipe.evaluation.fit_temperature
-    used = f"temperature {temperature:.4g}" if temperature != 1 and not fits else ""
+    temperature = 1.0 if recipe.evaluation.fit_temperature else meta.get("temperature") or 1.0
+    used = f"temperature {temperature:.4g}" if temperature != 1 else ""
     found.log(journal, used, str(transform))
     for text in (*unseen_pixels(model.config), *cautions):
         journal.write("warning", step=0, text=text)
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
-    use_kernels(choose_kernels(recipe.machine, model.config, runtime))
-    flip, activation = recipe.evaluation.flip_average, activation_of(meta, model.config.num_classes)
-    columns = partial(_columns, truth=rule.single_labels, activation=activation, whole=rule.has_label_sets)
-    to_columns = (lambda scores, *_: scores.double()) if fits else partial(columns, temperature=temperature)
-    given: dict[str, Any] = {"to_scores": rule.to_scores, "to_columns": to_columns, "flip_average": flip}
-    table = look.through(top_predictions, "scoring", model, source, **given)
-    fitted: Temperature | None = None
-    if fits:
-        answers, scores = table.tensor_split([min(TOP_K, len(rule.prediction_names))], dim=1)
-        try:
-            fitted = _fitted(recipe.data.eval_split, found, source, scores, rule.single_labels)
-            temperature = fitted.temperature
-            journal.write("temperature", step=0, **fitted.model_dump())
-            text = f"{_CALIBRATED}; score other images for an independent number"
-        except DataError as error:  # the accuracy does not depend on it
-            text = f"{error}; no temperature was written, it stays {temperature:.4g}"
-        journal.write("warning", step=0, text=text)
-        every = columns(scores, answers.long(), torch.arange(len(scores)), temperature=temperature)
-        table = torch.cat([answers, every], dim=1)
-    rows = table.numpy()
+    kernel = choose_attention(model, recipe.machine, runtime)
+    rows, fitted = _answered(look, recipe, found, model, source, rule)
     best, likely = np.split(rows, [min(TOP_K, len(rule.prediction_names))], axis=1)
     best = best.astype(np.int64)
     files = write_counts(run_dir, rule, best) if runtime.is_main else {}
@@ -410,39 +397,86 @@ def evaluate(
         if runtime.is_main:
             files |= _write_thresholds(run_dir, rule, likely)
         rows = np.concatenate([best, np.take_along_axis(likely, best, axis=1)], axis=1)
-    metrics = _metrics(rule, best, rows if activation == "softmax" else None)
+    is_softmax = activation_of(meta, model.config.num_classes) == "softmax"
+    metrics = _metrics(rule, best, rows if is_softmax else None)
     first, *others = metrics
     metrics[first] |= of_sets | corruption_errors(recipe.data.eval_split, source, _right(rule, best))
     for name, numbers in metrics.items():
         journal.write("evaluate", step=0, labels=name, **numbers)
     digest = ""
     if runtime.is_main:
-        if file is not None:
-            written, digest = _answers(file, run_dir, source, rule, rows)
+        if recipe.evaluation.answers:
+            written, digest = _answers(Path(recipe.evaluation.answers), run_dir, source, rule, rows)
             files |= written
         files |= {"temperature": fitted.write(found.path)} if fitted else {}
-    fitted_to = fitted.data_sha256 if fitted else meta.get("temperature_sha256")
+    told = {
+        "group_by": recipe.data.group_by,
+        "flip_average": recipe.evaluation.flip_average,
+        "answers_sha256": digest,
+        "temperature_sha256": fitted.data_sha256 if fitted else meta.get("temperature_sha256"),
+    }
+    if (temperature := fitted.temperature if fitted else meta.get("temperature") or 1.0) != 1:
+        told["temperature"] = temperature
     return RunResult(
         "evaluate",
         "done",
         metrics=metrics[first] | {name: metrics[name] for name in others},
         provenance={
             **weights_scored(found),
-            **computed(runtime),
+            **computed(runtime, kernel),
             **data_used(source, recipe.data.eval_split),
-            **({"group_by": recipe.data.group_by} if recipe.data.group_by else {}),
             **WHOLE,
             "labels": first,
             **shown(transform),
-            **({"flip_average": True} if flip else {}),
-            **({"answers_sha256": digest} if digest else {}),
-            **({"temperature": temperature} if temperature != 1 else {}),
-            **({"temperature_sha256": fitted_to} if fitted_to else {}),
+            **{name: value for name, value in told.items() if value},
             "mean": list(meta["mean"]),
             "std": list(meta["std"]),
         },
         files=files,
     )
+
+
+def _answered(
+    look: ImagePass, recipe: Evaluate, found: FoundWeights, model: Model, source: Source, rule: LabelRule
+) -> tuple[np.ndarray, Temperature | None]:
+    """Show the network every image, once.
+
+    Returns:
+        the most likely classes of each and the columns of `_columns`, float64 `[N, 5 + C]`; and the
+        temperature that was fitted to these images, if evaluation.fit_temperature asks for one.
+    """
+    meta, journal, fits = found.weights.meta, look.run.journal, recipe.evaluation.fit_temperature
+    temperature = meta.get("temperature") or 1.0
+    columns = partial(
+        _columns,
+        truth=rule.single_labels,
+        activation=activation_of(meta, model.config.num_classes),
+        whole=rule.has_label_sets,
+    )
+    scored = partial(columns, temperature=temperature)
+    table = look.through(
+        top_predictions,
+        "scoring",
+        model,
+        source,
+        to_scores=rule.to_scores,
+        to_columns=(lambda scores, *_: scores.double()) if fits else scored,
+        flip_average=recipe.evaluation.flip_average,
+    )
+    if not fits:
+        return table.numpy(), None
+    answers, scores = table.tensor_split([min(TOP_K, len(rule.prediction_names))], dim=1)
+    fitted: Temperature | None = None
+    try:
+        fitted = _fitted(recipe.data.eval_split, found, source, scores, rule.single_labels)
+        temperature = fitted.temperature
+        journal.write("temperature", step=0, **fitted.model_dump())
+        text = f"{_CALIBRATED}; score other images for an independent number"
+    except DataError as error:  # the accuracy does not depend on it
+        text = f"{error}; no temperature was written, it stays {temperature:.4g}"
+    journal.write("warning", step=0, text=text)
+    every = columns(scores, answers.long(), torch.arange(len(scores)), temperature=temperature)
+    return torch.cat([answers, every], dim=1).numpy(), fitted
 
 
 def _metrics(rule: LabelRule, best: np.ndarray, rows: np.ndarray | None) -> dict[str, dict[str, Any]]:
@@ -477,7 +511,7 @@ def _metrics(rule: LabelRule, best: np.ndarray, rows: np.ndarray | None) -> dict
 
 def _right(rule: LabelRule, best: np.ndarray) -> np.ndarray:
     """Return bool `[N]`: whether each first prediction is right under the main labels."""
-    return correct_predictions(best, next(iter(rule.labels.values())))[:, 0]
+    return correct_predictions(best, rule.main)[:, 0]
 
 
 def _class_means(rule: LabelRule, best: np.ndarray, right: np.ndarray) -> dict[str, Any]:
@@ -531,7 +565,7 @@ def read_thresholds(path: str, rule: LabelRule) -> np.ndarray:
         return np.full(len(names), 0.5)
     if not rule.has_label_sets:
         raise DataError("evaluation.thresholds is for images with several labels each; leave it out")
-    text = read_bytes(Path(path), TABLE.limit, error=DataError).decode("utf-8-sig", errors="replace")
+    text = read_bytes(Path(path), limits.TABLE, error=DataError).decode("utf-8-sig", errors="replace")
     try:
         rows = {same_name(row["class"]): float(row["threshold"]) for row in csv.DictReader(io.StringIO(text))}
     except (KeyError, TypeError, ValueError):
@@ -587,7 +621,7 @@ def _answers(
     Returns:
         name -> path, and the digest of the answers.
     """
-    half, truth = min(TOP_K, len(rule.prediction_names)), next(iter(rule.labels.values()))
+    half, truth = min(TOP_K, len(rule.prediction_names)), rule.main
     names, single = rule.prediction_names, rule.single_labels is not None
     table = [
         (

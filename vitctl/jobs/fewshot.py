@@ -14,13 +14,13 @@ from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform, fill_colour
 from vitctl.engine.assemble import RunContext
-from vitctl.engine.computation import choose_kernels, computed, use_kernels
-from vitctl.engine.evaluation import Score, stop_together
+from vitctl.engine.computation import choose_attention, computed
+from vitctl.engine.evaluation import Score
 from vitctl.engine.fewshot_ridge import L2_GRID, choose_l2, choose_shots, count_correct, decompose
 from vitctl.engine.journal import FEATURES, Report, silent
 from vitctl.engine.metrics import baselines, mean_per_class
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.runtime import Runtime
+from vitctl.engine.runtime import Runtime, stop_together
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import FewshotSet, Inputs, open_inputs
 from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, random_in_words, weights_of
@@ -35,6 +35,7 @@ from vitctl.jobs.training import (
     weights_used,
 )
 from vitctl.models.build import Model, build
+from vitctl.models.kernels import attention_of
 from vitctl.models.variants import unseen_pixels, with_blocks
 from vitctl.models.weights.meta import HALF
 from vitctl.models.weights.weights_file import weights_digest
@@ -148,7 +149,8 @@ class Frozen:
         sets = self.sets
         data = sets[0].used if len(sets) == 1 else {"tasks": {one.name: one.used for one in sets}}
         weights = weights_used(self.found, self.weights)
-        return weights | computed(self.run.runtime) | data | shown(self.transform)
+        how = computed(self.run.runtime, attention_of(self.model))
+        return weights | how | data | shown(self.transform)
 
 
 def open_frozen(
@@ -163,7 +165,7 @@ def open_frozen(
     check_found(runtime, found, sources)
 
     model, transform = _frozen(found, recipe, runtime)
-    use_kernels(choose_kernels(recipe.machine, model.config, runtime))
+    choose_attention(model, recipe.machine, runtime)
     found.log(journal, random_in_words(recipe.weights, recipe.seed), f"frozen, {transform}")
     for text in unseen_pixels(found.weights.config, transform.image_size):
         journal.write("warning", step=0, text=text)
@@ -204,7 +206,14 @@ def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], st
     dtype = torch.float64 if recipe.fewshot.float64 else torch.float32
     return [
         Line(
-            one.name, shots, seed, l2, score.accuracy, score.correct, score.total, score.mean_per_class or 0.0
+            one.name,
+            shots,
+            seed,
+            l2,
+            score.accuracy,
+            score.correct,
+            score.total,
+            score.means["mean_per_class"],
         )
         for shots in recipe.fewshot.shots
         for seed in recipe.fewshot.seeds
@@ -242,7 +251,11 @@ def score_draw(
     test_labels = one.test.labels()
     images = np.bincount(test_labels, minlength=one.num_classes)
     return [
-        Score(int(right.sum()), len(test_labels), mean_per_class(np.stack([images, right], axis=1)))
+        Score(
+            int(right.sum()),
+            len(test_labels),
+            {"mean_per_class": mean_per_class(np.stack([images, right], axis=1))},
+        )
         for right in count_correct(ridge, features[1], torch.from_numpy(test_labels), l2s)
     ]
 

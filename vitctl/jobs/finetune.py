@@ -302,7 +302,7 @@ def _train(
         teacher=start.teacher,
         stored=adapted,
     )
-    used = trained(recipe, data, run, images, found.weights.meta)
+    used = trained(recipe, data, run, model.config, images, found.weights.meta)
     used |= {"trained_parameters": counts[0]} if counts[0] < counts[1] else {}
     used |= adapted | rates | dropout_draws(recipe, model.config, run.folder) | head_used(recipe, run)
     used |= teacher_used(recipe, start.teacher)

@@ -34,7 +34,7 @@ from vitctl.errors import LaunchError, explained
 from vitctl.jobs.inputs.classifier import OnnxNetwork, OpenClassifier, check_finite
 from vitctl.jobs.predict import Prediction
 from vitctl.recipe.schema import Evaluate
-from vitctl.system.files import BODIES, BODY, BODY_SECONDS, CONNECTIONS, IMAGE_FILE, IMAGES, WAITING
+from vitctl.system import limits
 from vitctl.system.text import escaped_json, one_line
 
 _LINGER_SECONDS = 1
@@ -78,7 +78,7 @@ class Batcher:
         batch_size: most images of a forward pass. With 1 an answer has the same bits as `vitctl predict` of
             that image alone. In larger batches its last digits depend on the images beside it.
         wait: seconds that a batch which is not full waits for more images.
-        decoders: threads that decode images; each may hold VITCTL_MAX_PICTURE bytes. Photographs that the
+        decoders: threads that decode images; each may hold `limits.PICTURE` bytes. Photographs that the
             network resizes are as large as they were sent, so one of them is in memory at a time.
     """
 
@@ -89,7 +89,7 @@ class Batcher:
         self._computing = ThreadPoolExecutor(1, "network")
         decoders = 1 if opened.network.resizes else max(1, decoders)
         self._decoding = ThreadPoolExecutor(decoders, "decoder")
-        self._room = asyncio.Semaphore(decoders if opened.network.resizes else WAITING.limit)
+        self._room = asyncio.Semaphore(decoders if opened.network.resizes else limits.WAITING_IMAGES)
 
     async def logits(self, data: bytes) -> Tensor:
         """Return the logits `[K]` of an encoded image. Raises BadSample if it cannot be used."""
@@ -165,11 +165,11 @@ class Application:
             raise HTTPException(422, f"unknown option '{one_line(other[0])[:100]}'; see /docs")
         received = [0]
         try:
-            async with asyncio.timeout(BODY_SECONDS.limit):
+            async with asyncio.timeout(limits.REQUEST_SECONDS):
                 images = await self._images(request, self._received(request, received))
             waiting = self._waiting + len(images)
-            if waiting > WAITING.limit:
-                raise busy(f"{self._waiting} images wait already, at most {WAITING}")
+            if waiting > limits.WAITING_IMAGES:
+                raise busy(f"{self._waiting} images wait already, at most {limits.WAITING_IMAGES:,}")
             self._count(len(images))
             try:
                 records = await asyncio.gather(
@@ -178,7 +178,7 @@ class Application:
             finally:
                 self._count(-len(images))
         except TimeoutError:
-            raise HTTPException(408, f"the body took longer than {BODY_SECONDS} s") from None
+            raise HTTPException(408, f"the body took longer than {limits.REQUEST_SECONDS:,} s") from None
         except ClientDisconnect:
             return Response(status_code=_CLOSED)
         finally:
@@ -192,12 +192,14 @@ class Application:
 
     async def _images(self, request: Request, body: AsyncGenerator[bytes, None]) -> list[tuple[str, bytes]]:
         """Return names and encoded images of a request."""
-        if int(request.headers.get("content-length", "0")) > BODY.limit:
-            raise HTTPException(413, f"the body has more bytes than {BODY}; send fewer or smaller images")
+        if int(request.headers.get("content-length", "0")) > limits.REQUEST:
+            raise HTTPException(
+                413, f"the body has more bytes than {limits.REQUEST:,}; send fewer or smaller images"
+            )
         if not request.headers.get("content-type", "").lower().startswith("multipart/"):
             return [("", self._checked(b"".join([chunk async for chunk in body])))]
         try:
-            most = {"max_files": IMAGES.limit, "max_fields": IMAGES.limit}
+            most = {"max_files": limits.REQUEST_IMAGES, "max_fields": limits.REQUEST_IMAGES}
             form = await _InMemory(request.headers, body, **most).parse()
         except MultiPartException as error:
             raise HTTPException(400, error.message.rstrip(".")) from None
@@ -212,8 +214,8 @@ class Application:
 
     @staticmethod
     def _checked(data: bytes) -> bytes:
-        if len(data) > IMAGE_FILE.limit:
-            raise HTTPException(413, f"an image of {len(data):,} bytes, at most {IMAGE_FILE}")
+        if len(data) > limits.IMAGE_FILE:
+            raise HTTPException(413, f"an image of {len(data):,} bytes, at most {limits.IMAGE_FILE:,}")
         return data
 
     async def _received(self, request: Request, count: list[int]) -> AsyncGenerator[bytes, None]:
@@ -221,10 +223,12 @@ class Application:
         async for chunk in request.stream():
             count[0] += len(chunk)
             self._hold(len(chunk))
-            if count[0] > BODY.limit:
-                raise HTTPException(413, f"the body has more bytes than {BODY}; send fewer or smaller images")
-            if self._held > BODIES.limit:
-                raise busy(f"requests hold more bytes than {BODIES}")
+            if count[0] > limits.REQUEST:
+                raise HTTPException(
+                    413, f"the body has more bytes than {limits.REQUEST:,}; send fewer or smaller images"
+                )
+            if self._held > limits.REQUESTS:
+                raise busy(f"requests hold more bytes than {limits.REQUESTS:,}")
             yield chunk
 
     async def _record(self, name: str, data: bytes, top: int, threshold: float) -> Prediction:
@@ -381,8 +385,8 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS.limit:
-            self._refuse(503, f"busy: more than {CONNECTIONS} connections; try again")
+        if len(self.connections) > limits.CONNECTIONS:
+            self._refuse(503, f"busy: more than {limits.CONNECTIONS:,} connections; try again")
         else:
             self._watch()
 
@@ -391,10 +395,10 @@ class _Connection(H11Protocol):
         if self.cycle is not None and self.cycle is self._seen and (done or self.flow.write_paused):
             self.transport.abort()
         elif self.cycle is None and self._seen is self:
-            self._refuse(408, f"no request within {BODY_SECONDS} s")
+            self._refuse(408, f"no request within {limits.REQUEST_SECONDS:,} s")
         elif not self.transport.is_closing():
             self._seen = self.cycle or self
-            self.loop.call_later(BODY_SECONDS.limit, self._watch)
+            self.loop.call_later(limits.REQUEST_SECONDS, self._watch)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)

@@ -17,10 +17,10 @@ from vitctl.analysis.attention_maps import (
     pixels_per_patch,
     uniform_distance,
 )
-from vitctl.analysis.inspect_figures import Heading, Panel, RolledImage, draw_position_similarity
+from vitctl.analysis.inspect_figures import Panel, draw_position_similarity
 from vitctl.analysis.observe import PARTS, Observed, missing_parts
 from vitctl.data.source.splits import select
-from vitctl.engine.computation import choose_kernels, computed, use_kernels
+from vitctl.engine.computation import choose_attention, computed
 from vitctl.engine.journal import json_text
 from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError, LaunchError
@@ -36,11 +36,12 @@ from vitctl.jobs.inputs.weights import (
 )
 from vitctl.jobs.training import on_device, shown, start_runtime, weights_scored
 from vitctl.models.build import Model
+from vitctl.models.kernels import attention_of
 from vitctl.models.variants import HybridConfig, ResNetConfig, ViTConfig, family, to_dict
 from vitctl.models.vit import VisionTransformer
 from vitctl.models.weights.meta import distinct
 from vitctl.recipe.schema import Evaluate
-from vitctl.system.figures import NOT_INSTALLED, can_plot, save_figure
+from vitctl.system.figures import NOT_INSTALLED, Heading, can_plot, save_figure
 from vitctl.system.files import write_text
 from vitctl.system.text import count_text, one_line
 
@@ -100,7 +101,7 @@ def look(
     transform = stored_eval_transform(recipe, meta)
     model, _ = loaded_model(found, transform.image_size, runtime.dtype)
     model = on_device(model, runtime).eval()
-    use_kernels(choose_kernels(recipe.machine, model.config, runtime))
+    choose_attention(model, recipe.machine, runtime)
     images = chosen.pixels(transform)
     batch = _batch_size(model, recipe.evaluation.batch_size)
     normalise, parts = runtime.normaliser(meta["mean"], meta["std"]), []
@@ -182,60 +183,43 @@ Drawn = tuple[str, dict[str, Any], dict[str, Any]]  # key numbers in words, numb
 def _draw_filters(subject: Subject) -> Drawn:
     found, what = parameters.color_filters(subject.model)
     components = parameters.principal_components(found)
-    count, side = len(found), found.shape[-1]
-    heading = subject.heading(
-        f"Filters of the {what}: the first {len(components.shares)} principal components",
-        f"{count:,} filters of {side}x{side} pixels",
-        "% of their variance",
-    )
-    shares = components.shares.tolist()
+    side, shares = found.shape[-1], components.shares.tolist()
+    title = f"Filters of the {what}: the first {len(shares)} principal components"
+    heading = subject.heading(title, f"{len(found):,} filters of {side}x{side} pixels", "% of their variance")
     text = f"the first of {len(shares)} components has {shares[0]:.0%} of the variance, all {sum(shares):.0%}"
-    numbers = {
-        "what": what,
-        "num_filters": count,
-        "size": side,
-        "explained_variance": _rounded(components.shares),
-    }
+    variance = _rounded(components.shares)
+    numbers = {"what": what, "num_filters": len(found), "size": side, "explained_variance": variance}
     return text, numbers, {"filters": inspect_figures.draw_filters(components, heading)}
 
 
+_POSITIONS = {"learned": "1-D, learned", "2d": "2-D", "relative": "relative, by offset"}
+
+
 def _draw_positions(subject: Subject) -> Drawn:
-    assert isinstance(subject.model, VisionTransformer)
     config = subject.model.config
+    assert isinstance(config, ViTConfig)
     panels = _panels(subject)
-    kind = {"learned": "1-D, learned", "2d": "2-D", "relative": "relative, by offset"}[
-        config.position_embedding
-    ]
-    heading = subject.heading("Position embeddings: cosine similarity", kind)
+    heading = subject.heading("Position embeddings: cosine similarity", _POSITIONS[config.position_embedding])
     figure = inspect_figures.draw_position_similarity(panels, heading)
-    numbers: dict[str, Any] = {"kind": config.position_embedding, "at": config.position_at, "tables": []}
+    tables = []
     for panel in panels:
         assert panel.similarities is not None
         if panel.grid is None:
             size = len(panel.similarities)
-            by = [float(panel.similarities.diagonal(lag).mean()) for lag in range(size)]
-            numbers["tables"].append(
-                {"title": panel.title, "by_difference_of_offset": _rounded(torch.tensor(by))}
-            )
-            text = (
-                f"offsets that differ by 1 token: {by[1] if size > 1 else 1:.2f}, by half of all: "
-                f"{by[size // 2]:.2f}"
-            )
+            by = torch.stack([panel.similarities.diagonal(lag).mean() for lag in range(size)])
+            tables.append({"title": panel.title, "by_difference_of_offset": _rounded(by)})
+            text = f"offsets that differ by half of all: {by[size // 2]:.2f}"
         else:
-            by_offset = parameters.by_offset(panel.similarities, panel.grid)
-            numbers["tables"].append({"title": panel.title, "by_row_and_column_offset": _rounded(by_offset)})
-            text = _neighbours_text(by_offset, panel.grid)
+            by = parameters.by_offset(panel.similarities, panel.grid)
+            tables.append({"title": panel.title, "by_row_and_column_offset": _rounded(by)})
+            rows, columns = panel.grid
+            beside = [*by[rows - 1, columns:][:1], *by[rows:, columns - 1][:1]]
+            corner = float(by[0, 0] + by[0, -1]) / 2
+            text = "a single patch"
+            if beside:
+                text = f"next patch {float(sum(beside)) / len(beside):.2f}, opposite corner {corner:.2f}"
+    numbers = {"kind": config.position_embedding, "at": config.position_at, "tables": tables}
     return text, numbers, {"position_similarity": figure}
-
-
-def _neighbours_text(by_offset: Tensor, grid: tuple[int, int]) -> str:
-    rows, columns = grid
-    beside = [by_offset[rows - 1, columns]] if columns > 1 else []
-    beside += [by_offset[rows, columns - 1]] if rows > 1 else []
-    if not beside:
-        return "a single patch"
-    corner = float(by_offset[0, 0] + by_offset[0, -1]) / 2
-    return f"next patch {float(sum(beside)) / len(beside):.2f}, opposite corner {corner:.2f}"
 
 
 def _panels(subject: Subject) -> list[Panel]:
@@ -243,16 +227,12 @@ def _panels(subject: Subject) -> list[Panel]:
     assert isinstance(subject.model, VisionTransformer)
     config = subject.model.config
     tables = parameters.patch_positions(subject.model)
-    if tables is not None:
-        several = len(tables) > 1
-        similar = parameters.similarity(tables)
-        return [
-            Panel(f"before layer {number}" if several else "", one, config.grid)
-            for number, one in enumerate(similar, 1)
-        ]
-    offsets = parameters.relative_offsets(subject.model)
-    assert offsets is not None
-    return [Panel(f"mean of {len(offsets)} layers", parameters.similarity(offsets).mean(dim=0))]
+    if tables is None:
+        offsets = parameters.relative_offsets(subject.model)
+        assert offsets is not None
+        return [Panel(f"mean of {len(offsets)} layers", parameters.similarity(offsets).mean(dim=0))]
+    titles = [f"before layer {number}" * (len(tables) > 1) for number in range(1, len(tables) + 1)]
+    return [Panel(*one, config.grid) for one in zip(titles, parameters.similarity(tables), strict=True)]
 
 
 def first_panel(subject: Subject) -> Panel:
@@ -271,12 +251,8 @@ def _draw_distance(subject: Subject) -> Drawn:
     size = subject.model.config.image_size
     heading = subject.heading("Mean attention distance", subject.images_text)
     figure = inspect_figures.draw_attention_distance(layers, means, size, heading)
-    first, last = means[0], means[-1]
-    text = (
-        f"first layer {first.min():.1f} to {first.max():.1f} px, last {last.min():.1f} to "
-        f"{last.max():.1f} px, "
-        f"uniform attention {uniform_distance(layers[-1]):.1f} px"
-    )
+    first, last = (f"{heads.min():.1f} to {heads.max():.1f} px" for heads in (means[0], means[-1]))
+    uniform = f"uniform attention {uniform_distance(layers[-1]):.1f} px"
     numbers = {
         "unit": "pixels",
         "class_token": "left out; the weights over the patches are scaled to sum 1",
@@ -292,36 +268,31 @@ def _draw_distance(subject: Subject) -> Drawn:
             for layer, heads in zip(layers, means, strict=True)
         ],
     }
-    return text, numbers, {"attention_distance": figure}
+    return f"first layer {first}, last {last}, {uniform}", numbers, {"attention_distance": figure}
 
 
 def _draw_rollout(subject: Subject) -> Drawn:
     assert subject.seen is not None and subject.images is not None and subject.chosen is not None
-    config, seen = subject.model.config, subject.seen
+    config, seen, chosen = subject.model.config, subject.seen, subject.chosen
     assert isinstance(config, ViTConfig)
-    stride = pixels_per_patch(config)
     masks = (seen.mask, seen.mask_without_identity)
-    overlays = [overlay(subject.images, mask.float(), stride) for mask in masks]
+    overlays = [overlay(subject.images, mask.float(), pixels_per_patch(config)) for mask in masks]
     predictions = _predictions(subject)
-    rolled = [
-        RolledImage(
-            subject.images[number],
-            (overlays[0][number], overlays[1][number]),
-            (masks[0][number], masks[1][number]),
-            _caption(subject.chosen, number, predictions[number]),
-        )
-        for number in range(len(subject.chosen))
-    ]
     of = "class token" if config.prefix_tokens else "mean of the patches"
-    few = rolled[:SHOWN_IMAGES]
-    shown = f"{len(few)} of {subject.images_text}" if len(few) < len(rolled) else subject.images_text
-    heading = subject.heading(f"Attention rollout of the {of}", shown)
-    figures = {"rollout": inspect_figures.draw_rollout(few, heading)}
-    if len(rolled) > SHOWN_IMAGES:
-        sheet = rolled[:SHEET_IMAGES]
-        shown = f"{len(sheet)} of {subject.images_text}" if len(sheet) < len(rolled) else subject.images_text
-        heading = subject.heading(f"Attention rollout of the {of}, with identity", shown)
-        figures["rollout_sheet"] = inspect_figures.draw_rollout_sheet(sheet, heading)
+
+    def heading(what: str, most: int) -> Heading:
+        part = f"{most} of " * (most < len(chosen))
+        return subject.heading(f"Attention rollout of the {of}{what}", part + subject.images_text)
+
+    n = SHOWN_IMAGES
+    captions = [_caption(chosen, number, text) for number, text in enumerate(predictions[:n])]
+    few = [one[:n] for one in overlays], [one[:n] for one in masks]
+    figures = {"rollout": inspect_figures.draw_rollout(subject.images[:n], *few, captions, heading("", n))}
+    if len(chosen) > n:
+        n = SHEET_IMAGES
+        whole = heading(", with identity", n)
+        sheet = inspect_figures.draw_rollout_sheet(subject.images[:n], overlays[0][:n], whole)
+        figures["rollout_sheet"] = sheet
     peaks = [float((mask.amax(dim=(1, 2)) / mask.mean(dim=(1, 2))).mean()) for mask in masks]
     text = (
         f"the strongest patch has {peaks[0]:.1f} times the mean, "
@@ -338,7 +309,7 @@ def _draw_rollout(subject: Subject) -> Drawn:
                 "mask": _rounded(seen.mask[number]),
                 "mask_without_identity": _rounded(seen.mask_without_identity[number]),
             }
-            for number, (name, prediction) in enumerate(zip(subject.chosen.names, predictions, strict=True))
+            for number, (name, prediction) in enumerate(zip(chosen.names, predictions, strict=True))
         ],
     }
     return text, numbers, figures
@@ -363,30 +334,25 @@ def _predictions(subject: Subject) -> list[str]:
 
 def _draw_pooling(subject: Subject) -> Drawn:
     assert subject.seen is not None and subject.chosen is not None
-    token, mean = subject.seen.class_token, subject.seen.patch_mean
     labels = torch.tensor(subject.chosen.labels)
-    cosines = observe.cosines(token, mean)
+    both = {"class_token": subject.seen.class_token, "patch_mean": subject.seen.patch_mean}
+    cosines = observe.cosines(*both.values())
     text = f"cosine between them {cosines.mean():.2f}"
     numbers: dict[str, Any] = {"cosine": {"mean": float(cosines.mean()), "of_images": _rounded(cosines)}}
-    titles = {"class_token": "class token", "patch_mean": "mean of the patches"}
-    separations = {
-        name: observe.separation(one, labels) for name, one in (("class_token", token), ("patch_mean", mean))
-    }
-    if separations["class_token"].total:
-        shares = {name: one.correct / one.total for name, one in separations.items()}
+    titles = ["class token", "mean of the patches"]
+    found = [observe.separation(one, labels) for one in both.values()]
+    if found[0].total:
+        shares = [one.correct / one.total for one in found]
         numbers["nearest_class_mean"] = {
-            name: {"accuracy": shares[name], "correct": one.correct, "total": one.total}
-            for name, one in separations.items()
+            name: {"accuracy": share, "correct": one.correct, "total": one.total}
+            for name, share, one in zip(both, shares, found, strict=True)
         }
-        titles = {name: f"{title}: {shares[name]:.0%} right" for name, title in titles.items()}
-        text += (
-            f"; nearest class mean: class token {shares['class_token']:.0%}, "
-            f"mean {shares['patch_mean']:.0%} right"
-        )
+        titles = [f"{title}: {share:.0%} right" for title, share in zip(titles, shares, strict=True)]
+        text += f"; nearest class mean: class token {shares[0]:.0%}, mean {shares[1]:.0%} right"
     else:
         numbers["nearest_class_mean"] = None
         text += "; nearest class mean: needs two classes, one with two labelled images"
-    planes = [(titles["class_token"], observe.plane(token)), (titles["patch_mean"], observe.plane(mean))]
+    planes = [*zip(titles, map(observe.plane, both.values()), strict=True)]
     heading = subject.heading("Class token and mean of the patches", subject.images_text)
     figure = inspect_figures.draw_pooling(planes, labels, subject.chosen.class_names, cosines, heading)
     return text, numbers, {"pooling": figure}
@@ -484,7 +450,8 @@ def inspect(
         figure = draw_position_similarity(panels, heading)
         files = _saved(figure, folder, "position_similarity")
         rows.append(Row("all", "position_similarity", "side by side", files))
-    about = {"format": "vitctl-inspect/1", **computed(runtime), "images": _about(chosen, seed)}
+    about = {"format": "vitctl-inspect/1", **computed(runtime, attention_of(subject.model))}
+    about["images"] = _about(chosen, seed)
     _write_numbers(folder / NUMBERS, {**about, "weights": numbers})
     return rows
 

@@ -2,9 +2,10 @@
 seeds.
 """
 
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +118,7 @@ def broadcast_score(score: Score | None, runtime: Runtime) -> Score:
     """Return the score of the main process, on every process: after a resume of a finished run only that
     one knows it.
     """
-    known = score if score is not None and runtime.is_main else Score(0, 0)
-    means = [-1.0 * runtime.is_main if mean is None else mean for mean in (known.mean_per_class, known.f1)]
-    correct, total, *sums = runtime.sum([float(known.correct), float(known.total), *means])
-    by_class, f1 = (mean if mean >= 0 else None for mean in sums)
-    return Score(int(correct), int(total), by_class, f1, runtime.broadcast(known.metric))
+    return Score(**json.loads(runtime.broadcast(json.dumps(asdict(score or Score(0, 0))))))
 
 
 def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

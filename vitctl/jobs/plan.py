@@ -48,21 +48,16 @@ from vitctl.jobs.resources import (
     GPU,
     MFU,
     RUNTIME_BYTES,
-    Fetched,
-    Link,
     Memory,
-    Reading,
-    Seconds,
     busiest,
     computed_again,
     expected,
-    fetched,
+    image_bytes,
+    nodes_of_a_shard,
     number_bytes,
     precision_of,
-    reading_of,
-    step_seconds,
-    traffic_bytes,
     trained_parameters,
+    usable_flops,
 )
 from vitctl.models.flops import (
     NO_BF16,
@@ -72,7 +67,7 @@ from vitctl.models.flops import (
     training_flops,
 )
 from vitctl.models.roofline import Estimate
-from vitctl.models.variants import Config, ViTConfig, downstream, unseen_pixels, with_blocks
+from vitctl.models.variants import Config, downstream, unseen_pixels, with_blocks
 from vitctl.recipe.images import OBJECTNET_SIZE, Place, TrainImages
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import (
@@ -102,56 +97,92 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The cost of a training run. Sizes are in bytes; `curve` is (step, learning rate).
+    """The cost of a training run. Sizes are in bytes.
 
-    `memory` is that of a process by kind; `copy_bytes` of the copy of a checkpoint in the memory of the host,
-    in process 0 or, of a sharded model, in each; `sent_bytes` what a node sends to others in a step; `read`
-    what it reads, in `fetching_steps` of the steps, None where the shards are not known; `most` the images of
-    a step in the process with the most; `mfu` the share of its peak that a GPU reaches, and `expected` its
-    rate, or why there is none and `MFU` is assumed. `num_images` is 0 where the data could not be looked up.
-    `fitting_micro_batch` is the largest micro-batch whose estimate stays below nine tenths of the GPU
-    `device`, 0 when none does, and `largest_batch` the same for a step of more images. `ways` are settings
-    that make the run fit where it does not, each with its memory per process. Without a device the run is for
-    a CPU: everything fits, and no time of computation is known.
+    Args:
+        recipe: with its length and batch size.
+        config: its network, at the image size of the training; `teacher` that of a distillation.
+        data: place of the images, of which there are `num_images`, 0 where they could not be looked up.
+        steps: of the run.
+        micro_batch: the most images of a forward pass.
+        most: images of a step in the process with the most.
+        memory: of a process, by kind, without its runtime.
+        read: bytes that a node reads in a step; 0 where the shards are not known.
+        device: the GPU of each process. Without one the run is for a CPU: everything fits, and no time is
+            known.
+        expected: rate of a GPU, or why there is none and `MFU` is assumed.
+        fitting_micro_batch: the largest whose memory stays below nine tenths of the GPU, 0 when none does;
+            `largest_batch` the same for a step of more images.
+        ways: settings that make the run fit where it does not, each with its memory of a process.
     """
 
+    recipe: Pretrain | Finetune
     config: Config
+    teacher: Config | None
     data: str
     num_images: int
     num_classes: int
     steps: int
-    epochs: float
-    parameters: int
-    trained_parameters: int
-    tokens: int
-    macs_per_image: int
-    training_flops: int
-    computed_flops: int
-    trainings: int
     micro_batch: int
     most: int
     memory: Mapping[str, int]
-    copy_bytes: int
-    sent_bytes: float
-    read: Fetched | None
-    fetching_steps: int
-    seconds: Seconds
-    mfu: float
+    read: float
+    device: str
     expected: Estimate | str
     fitting_micro_batch: int
-    checkpoint_bytes: int
-    disk_bytes: int
-    curve: tuple[tuple[int, float], ...]
-    notes: tuple[str, ...] = field(default=())
-    ways: tuple[tuple[str, int], ...] = field(default=())
-    device: str = GPU
-    largest_batch: int = 0
+    largest_batch: int
+    notes: tuple[str, ...]
+    ways: tuple[tuple[str, int], ...]
 
     @property
-    def run_seconds(self) -> float:
-        """Length of the run."""
-        waiting = self.seconds.step - self.seconds.busy
-        return self.steps * self.seconds.busy + self.fetching_steps * waiting
+    def epochs(self) -> float:
+        """Passes over the images; 0 where their number is not known."""
+        return self.seen / self.num_images if self.num_images else 0.0
+
+    @property
+    def seen(self) -> int:
+        """Images of all steps."""
+        return self.steps * self.recipe.schedule.batch_size
+
+    @property
+    def trainings(self) -> int:
+        """Learning rates that are tried, and seeds."""
+        if isinstance(self.recipe, Pretrain):
+            return 1
+        return len(self.recipe.sweep.lrs) + max(1, len(self.recipe.finetune.seeds))
+
+    @property
+    def parameters(self) -> int:
+        """All of the network."""
+        return count_parameters(self.config)
+
+    @property
+    def trained_parameters(self) -> int:
+        """Those with a gradient."""
+        return trained_parameters(self.recipe, self.config)
+
+    @property
+    def training_flops(self) -> int:
+        """As the paper counts them: every token in every block."""
+        flops = training_flops(self.config, self.seen, self._frozen, adapters=self._adapters)
+        return flops + (2 * count_macs(self.teacher) * self.seen if self.teacher else 0)
+
+    @property
+    def computed_flops(self) -> int:
+        """As they are computed."""
+        return self.seen * self._image_flops
+
+    @property
+    def _image_flops(self) -> int:
+        return computed_flops(self.config, self._frozen, adapters=self._adapters, teacher=self.teacher)
+
+    @property
+    def _frozen(self) -> int:
+        return frozen_places(self.recipe, self.config)
+
+    @property
+    def _adapters(self) -> bool:
+        return lora_of(self.recipe).rank > 0
 
     @property
     def memory_bytes(self) -> int:
@@ -159,13 +190,62 @@ class TrainingPlan:
         return sum(self.memory.values())
 
     @property
+    def checkpoint_bytes(self) -> int:
+        """Of a checkpoint: weights, their average, and what the optimizer keeps."""
+        recipe, trained = self.recipe, self.trained_parameters
+        averages = recipe.averaging.decay > 0
+        kept = OPTIMIZERS[recipe.optimizer.name].slots + self._adapters * (1 + averages)
+        return number_bytes(recipe.machine) * (self.parameters * (1 + averages) + trained * kept)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Of all checkpoints that are kept."""
+        kept = self.recipe.checkpoint
+        return self.checkpoint_bytes * (kept.keep_last + kept.keep_best + 1)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Copy of a checkpoint in the memory of the host: in process 0, of a sharded model in each."""
+        m = self.recipe.machine
+        return self.checkpoint_bytes // m.shards(m.processes) if self.recipe.checkpoint.background else 0
+
+    @property
     def resident_bytes(self) -> int:
         """Memory of process 0 on a CPU, where one memory holds all."""
         return RUNTIME_BYTES + self.memory_bytes + self.copy_bytes
 
+    @property
+    def mfu(self) -> float:
+        """Share of its peak that a GPU reaches."""
+        if isinstance(self.expected, Estimate):
+            return self.expected.mfu
+        return MFU / (1 + computed_again(self.config, self.recipe))
+
+    @property
+    def step_seconds(self) -> float:
+        """Computation of the process with the most images, for which the others wait; 0 without a device."""
+        machine = self.recipe.machine
+        if not self.device:
+            return 0.0
+        flops = self.most * self._image_flops * machine.processes
+        return flops / usable_flops(machine, self.device, self.mfu)
+
+    @property
+    def run_seconds(self) -> float:
+        """Computation of the run."""
+        return self.steps * self.step_seconds
+
+    @property
+    def curve(self) -> tuple[tuple[int, float], ...]:
+        """Some steps, and their learning rates."""
+        last, rate = self.steps - 1, learning_rate(self.recipe, self.steps, self.num_images)
+        points = {round(i * last / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)}
+        points.add(min(warmup_of(self.recipe.schedule, self.num_images), last))
+        return tuple((point, rate(point)) for point in sorted(points))
+
 
 def plan_loaded(
-    loaded: Loaded, nodes: int = 1, link: Link = Link(), device: str | None = None, multiple: int = 1
+    loaded: Loaded, nodes: int = 1, device: str | None = None, multiple: int = 1
 ) -> tuple[Loaded, TrainingPlan]:
     """Return a recipe that trains, with the values that depend on the number of images, and its cost from
     `plan_training`.
@@ -174,14 +254,13 @@ def plan_loaded(
     size = _size(loaded.recipe)
     loaded = fit_schedule(loaded, size.num_images) if needs_num_images(loaded.recipe) else loaded
     assert isinstance(loaded.recipe, Pretrain | Finetune)
-    return loaded, plan_training(loaded.recipe, size, nodes, link, device, multiple)
+    return loaded, plan_training(loaded.recipe, size, nodes, device, multiple)
 
 
 def plan_training(
     recipe: Pretrain | Finetune,
     size: "_Size | None" = None,
     nodes: int = 1,
-    link: Link = Link(),
     device: str | None = None,
     multiple: int = 1,
 ) -> TrainingPlan:
@@ -193,7 +272,6 @@ def plan_training(
         recipe: that trains.
         size: of its training split; None: it is looked up.
         nodes: machines that the processes are spread over.
-        link: network of each.
         device: the GPU of each process, a row of `roofline.GPUS`; None: `GPU`, or none with
             machine.device = 'cpu'.
         multiple: the number of processes can only be a multiple of this.
@@ -202,48 +280,16 @@ def plan_training(
         RecipeError: the length depends on data that cannot be read.
         CheckpointError: the weights are not here, and their model is not named.
     """
-    num_images, num_classes, data, size_notes, source, reading = size or _size(recipe)
-    notes = list(size_notes)
-    if source is not None and (uneven := corrected(recipe, source)):
-        notes.append(uneven.note)
-    recipe = fitted_recipe(recipe, num_images)
-    config: Config
-    teacher: Config | None = None
-    if isinstance(recipe, Pretrain):
-        config = recipe.network(num_classes)
-    else:
-        found = find_network(
-            recipe.weights.source,
-            which=recipe.weights.which,
-            model=recipe.weights.model,
-            classifier=recipe.weights.classifier,
-        )
-        notes += [found.taken] if found.taken else []
-        place, *warnings = _of_weights(recipe, found)
-        notes += [f"weights from {place}", *warnings]
-        if recipe.sweep.lrs:
-            notes.append(
-                f"{len(recipe.sweep.lrs)} learning rates are tried first, each for the number of steps "
-                f"planned here"
-            )
-        side = recipe.data.image_size or found.config.image_size
-        rates = rates_of(recipe, found.config)
-        notes.append(rates_in_words(recipe, rates))
-        config = downstream(found.config, num_classes=num_classes, image_size=side, **rates)
-        if taught := check_heads(recipe, found, num_classes if source is None else source.class_names):
-            teacher = replace(taught.config, image_size=side)
-            notes.append(
-                f"teacher {taught.path}: {count_parameters(teacher):,} parameters, "
-                f"{count_macs(teacher) / 1e9:.4g} GMACs more for each image"
-            )
-    o, s, m = recipe.optimizer, recipe.schedule, recipe.machine
+    size = size or _size(recipe)
+    recipe = fitted_recipe(recipe, size.num_images)
+    config, teacher, notes = _networks(recipe, size)
+    m = recipe.machine
     device = device or ("" if m.device == "cpu" else GPU)
-    steps = checked_steps(num_images, s, m.processes)
+    steps = checked_steps(size.num_images, recipe.schedule, m.processes)
     if device in NO_BF16 and precision_of(m) in ("bf16", "tf32"):
         raise RecipeError(
             f"the {device} has no {precision_of(m)}; add --precision float32, as 'auto' chooses on it"
         )
-    slots, averaging = OPTIMIZERS[o.name].slots, recipe.averaging.decay > 0
     if m.precision == "auto":
         notes.append(
             "memory is estimated for bf16, which machine.precision = 'auto' uses where the device supports it"
@@ -253,62 +299,59 @@ def plan_training(
     given = max(1, fitting) if m.micro_batch == -1 else m.micro_batch
     micro_batch = min(given or memory.share, memory.share)
     if lanes := lanes_of(recipe, m.processes):
-        micro_batch, notes = lanes.largest_leaf, [*notes, lanes_note(lanes)]
-    parameters = count_parameters(config)
-    trained, adapters = trained_parameters(recipe, config), lora_of(recipe).rank > 0
-    saved = parameters * (1 + averaging) + trained * (slots + adapters * (1 + averaging))
-    checkpoint = number_bytes(m) * saved
-    points = sorted(
-        {round(i * (steps - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)}
-        | {min(warmup_of(s, num_images), steps - 1)}
-    )
-    rate = learning_rate(recipe, steps, num_images)
-    notes += unseen_pixels(config)
-    seen, frozen = steps * s.batch_size, frozen_places(recipe, config)
-    flops = training_flops(config, seen, frozen, adapters=adapters)
-    flops += 2 * count_macs(teacher) * seen if teacher else 0
-    computed = computed_flops(config, frozen, adapters=adapters, teacher=teacher)
-    copy = checkpoint // m.shards(m.processes) if recipe.checkpoint.background else 0
+        micro_batch = lanes.largest_leaf
+        notes.append(lanes_note(lanes))
     most = busiest(recipe, micro_batch)
-    speed = expected(config, recipe, teacher, device, min(micro_batch, fitting), most, trained)
-    mfu = MFU / (1 + computed_again(config, recipe)) if isinstance(speed, str) else speed.mfu
-    sent = traffic_bytes(config, recipe, most[1], nodes, trained)
-    read = fetched(recipe, reading, nodes) if reading.num_bytes else None
     return TrainingPlan(
+        recipe=recipe,
         config=config,
-        data=data,
-        num_images=num_images,
-        num_classes=num_classes,
+        teacher=teacher,
+        data=size.place,
+        num_images=size.num_images,
+        num_classes=size.num_classes,
         steps=steps,
-        epochs=steps * s.batch_size / num_images if num_images else 0.0,
-        parameters=parameters,
-        trained_parameters=trained,
-        tokens=config.num_tokens if isinstance(config, ViTConfig) else 0,
-        macs_per_image=count_macs(config),
-        training_flops=flops,
-        computed_flops=seen * computed,
-        trainings=len(recipe.sweep.lrs) + max(1, len(recipe.finetune.seeds))
-        if isinstance(recipe, Finetune)
-        else 1,
         micro_batch=micro_batch,
         most=most[0],
         memory=memory.kinds(micro_batch),
-        copy_bytes=copy,
-        sent_bytes=sum(sent),
-        read=read,
-        fetching_steps=min(steps, -(-num_images // s.batch_size)) if read and read.is_once else steps,
-        seconds=step_seconds(s.batch_size * computed, recipe, most, sent, read, nodes, link, device, mfu),
-        mfu=mfu,
-        expected=speed,
-        fitting_micro_batch=min(fitting, memory.share),
-        checkpoint_bytes=checkpoint,
-        disk_bytes=checkpoint * (recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1),
-        curve=tuple((point, rate(point)) for point in points),
-        notes=tuple(notes),
-        ways=tuple(_ways(config, recipe, teacher, device, multiple)) if micro_batch > fitting else (),
+        read=recipe.schedule.batch_size / nodes * size.image_bytes * nodes_of_a_shard(recipe, nodes),
         device=device,
+        expected=expected(config, recipe, teacher, device, min(micro_batch, fitting), most),
+        fitting_micro_batch=min(fitting, memory.share),
         largest_batch=memory.largest(),
+        notes=(*notes, *unseen_pixels(config)),
+        ways=tuple(_ways(config, recipe, teacher, device, multiple)) if micro_batch > fitting else (),
     )
+
+
+def _networks(recipe: Pretrain | Finetune, size: "_Size") -> tuple[Config, Config | None, list[str]]:
+    """Return the network of a training, its teacher's, and notes on both and on the data."""
+    notes = list(size.notes)
+    if size.source is not None and (uneven := corrected(recipe, size.source)):
+        notes.append(uneven.note)
+    if isinstance(recipe, Pretrain):
+        return recipe.network(size.num_classes), None, notes
+    wanted = recipe.weights
+    found = find_network(wanted.source, which=wanted.which, model=wanted.model, classifier=wanted.classifier)
+    place, *warnings = _of_weights(recipe, found)
+    notes += [*filter(None, [found.taken]), f"weights from {place}", *warnings]
+    if recipe.sweep.lrs:
+        notes.append(
+            f"{len(recipe.sweep.lrs)} learning rates are tried first, each for the number of steps planned "
+            f"here"
+        )
+    side, rates = recipe.data.image_size or found.config.image_size, rates_of(recipe, found.config)
+    notes.append(rates_in_words(recipe, rates))
+    config = downstream(found.config, num_classes=size.num_classes, image_size=side, **rates)
+    classes = size.num_classes if size.source is None else size.source.class_names
+    taught = check_heads(recipe, found, classes)
+    if taught is None:
+        return config, None, notes
+    teacher = replace(taught.config, image_size=side)
+    notes.append(
+        f"teacher {taught.path}: {count_parameters(teacher):,} parameters, "
+        f"{count_macs(teacher) / 1e9:.4g} GMACs more for each image"
+    )
+    return config, teacher, notes
 
 
 def _of_weights(recipe: "WeightsRecipe", found: StoredNetwork) -> list[str]:
@@ -375,7 +418,7 @@ def _shares(batch: int, recipe: Pretrain | Finetune, multiple: int) -> list[int]
 class _Size(NamedTuple):
     """Numbers of images and classes, their place, and notes; 0 images where the number is unknown.
 
-    `source` holds the images where they were opened.
+    `source` holds the images where they were opened, `image_bytes` the bytes of one in its shard.
     """
 
     num_images: int
@@ -383,7 +426,7 @@ class _Size(NamedTuple):
     place: str
     notes: list[str]
     source: Source | None = None
-    reading: Reading = Reading(0, 0, 0, False)
+    image_bytes: float = 0.0
 
 
 def _size(recipe: Pretrain | Finetune) -> _Size:
@@ -417,31 +460,46 @@ def _looked_up(data: Place, split: str, *, needed: bool) -> _Size:
     return _Size(0, ASSUMED_CLASSES, place, [note])
 
 
-@dataclass(frozen=True)
+@dataclass
 class ScoringPlan:
     """The cost of a job that scores weights.
 
     Args:
         weights: their path or address.
         config: the network, at the image size of the job.
+        notes: on weights and data.
         images: what passes through it, and how many images; 0 where the number is unknown.
         drawn: few-shot data sets, and how many images a seed draws at most.
-        trainings, steps: how often it is fine-tuned first, and for how many steps in all; 0: not at all.
-        flops: of everything whose number of images is known.
-        feature_bytes: representations of all images, float32.
+        trainings, steps: how often it is fine-tuned first, and for how many steps in all, of `batch_size`
+            images; 0: not at all.
         num_classes: of the data set of a probe with the most; 0 where it is unknown.
     """
 
     weights: str
     config: Config
-    images: tuple[tuple[str, int], ...]
-    drawn: tuple[tuple[str, int], ...]
-    trainings: int
-    steps: int
-    flops: int
-    notes: tuple[str, ...]
-    feature_bytes: int = 0
+    notes: list[str]
+    images: list[tuple[str, int]] = field(default_factory=list)
+    drawn: list[tuple[str, int]] = field(default_factory=list)
+    trainings: int = 0
+    steps: int = 0
+    batch_size: int = 0
     num_classes: int = 0
+
+    @property
+    def num_images(self) -> int:
+        """All whose number is known."""
+        return sum(number for _, number in self.images)
+
+    @property
+    def flops(self) -> int:
+        """Of everything whose number of images is known."""
+        trained = training_flops(self.config, self.steps * self.batch_size)
+        return 2 * count_macs(self.config) * self.num_images + trained
+
+    @property
+    def feature_bytes(self) -> int:
+        """Representations of all images, float32."""
+        return 4 * self.config.feature_size * self.num_images
 
 
 def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
@@ -461,72 +519,67 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
         classifier=wanted.classifier,
     )
     weights, *warnings = _of_weights(recipe, found)
-    notes = [*([found.taken] if found.taken else []), *warnings]
-    side, trainings, steps, batch = recipe.data.image_size, 0, 0, 0
-    images: list[tuple[str, int]] = []
-    drawn: list[tuple[str, int]] = []
-    held, most_classes = 0, 0
+    side, config = recipe.data.image_size, found.config
+    if isinstance(recipe, FrozenRecipe):
+        config = with_blocks(config, recipe.classifier.class_token_blocks)
+    elif isinstance(recipe, Evaluate) and recipe.evaluation.labels.startswith("objectnet"):
+        side = side or OBJECTNET_SIZE
+    config = replace(config, image_size=side or config.image_size)
+    plan = ScoringPlan(weights, config, [*filter(None, [found.taken]), *warnings])
     if isinstance(recipe, Vtab):
-        batch, tasks = recipe.schedule.batch_size, chosen_tasks(recipe)
-        if recipe.data.path and not Path(recipe.data.path).is_dir():
-            raise DataError(
-                f"{recipe.data.path}: no such folder; it should hold a folder of shards for each task"
-            )
-        if not recipe.vtab.light:
-            lengths = recipe.vtab.sweep_steps or (recipe.schedule.total_steps,)
-            tried = [length for length in lengths for _ in recipe.vtab.sweep_lrs or (recipe.optimizer.lr,)]
-            tried = tried if len(tried) > 1 else []
-            seeds = len(recipe.vtab.seeds)
-            trainings = len(tasks) * (len(tried) + seeds)
-            steps = len(tasks) * (sum(tried) + seeds * max(lengths))
-            if len(set(lengths)) > 1:
-                notes.append("the steps are counted as if the sweep chose the longest schedule")
-        images = [(task.name, (known_size(task.data_set, task.test) or (0, 0))[0]) for task in tasks]
+        _add_tasks(plan, recipe)
     elif isinstance(recipe, FrozenRecipe):
-        found = found._replace(config=with_blocks(found.config, recipe.classifier.class_token_blocks))
-        for name, place, trained, scored in fewshot_places(recipe.data):
-            sizes = [_looked_up(place, split, needed=False) for split in (trained, scored)]
-            images += [
-                (f"{name} {split}", size.num_images)
-                for split, size in zip((trained, scored), sizes, strict=True)
-            ]
-            notes += [note for size in sizes for note in size.notes]
-            held += sum(size.num_images for size in sizes) * found.config.feature_size * 4
-            most_classes = max(most_classes, sizes[0].num_classes)
-            if sizes[0].num_images:
-                check_neighbours(recipe, name, sizes[0].num_images)
-            if not isinstance(recipe, Probe):
-                drawn.append((name, recipe.classifier.most_shots * sizes[0].num_classes))
-            train, test = (size.source for size in sizes)
-            if train is not None and test is not None:
-                one = FewshotSet(name, trained, scored, train, test)
-                check_set(one, recipe.classifier.most_shots, recipe.classifier.with_fewer)
+        _add_few_shot(plan, recipe)
     else:
-        size = _looked_up(recipe.data, recipe.data.eval_split, needed=False)
-        images = [(recipe.data.eval_split, size.num_images)]
-        notes += [f"images from {size.place}", *size.notes]
-        if size.source is not None:
-            check_scored(size.source, recipe.data.eval_split)
-        if size.num_images:
-            check_scored_head(recipe, found, size.source.class_names if size.source else size.num_classes)
-        if recipe.evaluation.labels.startswith("objectnet"):
-            side = side or OBJECTNET_SIZE
-    config = replace(found.config, image_size=side or found.config.image_size)
-    passed = sum(number for _, number in images)
-    flops = 2 * count_macs(config) * passed + training_flops(config, steps * batch)
-    notes += unseen_pixels(config)
-    return ScoringPlan(
-        weights,
-        config,
-        tuple(images),
-        tuple(drawn),
-        trainings,
-        steps,
-        flops,
-        tuple(dict.fromkeys(notes)),
-        held,
-        most_classes,
-    )
+        _add_scored(plan, recipe, found)
+    plan.notes = list(dict.fromkeys([*plan.notes, *unseen_pixels(config)]))
+    return plan
+
+
+def _add_tasks(plan: ScoringPlan, recipe: Vtab) -> None:
+    tasks = chosen_tasks(recipe)
+    if recipe.data.path and not Path(recipe.data.path).is_dir():
+        raise DataError(
+            f"{recipe.data.path}: no such folder; it should hold a folder of shards for each task"
+        )
+    plan.images = [(task.name, (known_size(task.data_set, task.test) or (0, 0))[0]) for task in tasks]
+    if recipe.vtab.light:
+        return
+    lengths = recipe.vtab.sweep_steps or (recipe.schedule.total_steps,)
+    tried = [length for length in lengths for _ in recipe.vtab.sweep_lrs or (recipe.optimizer.lr,)]
+    tried = tried if len(tried) > 1 else []
+    seeds = len(recipe.vtab.seeds)
+    plan.trainings = len(tasks) * (len(tried) + seeds)
+    plan.steps = len(tasks) * (sum(tried) + seeds * max(lengths))
+    plan.batch_size = recipe.schedule.batch_size
+    if len(set(lengths)) > 1:
+        plan.notes.append("the steps are counted as if the sweep chose the longest schedule")
+
+
+def _add_few_shot(plan: ScoringPlan, recipe: FrozenRecipe) -> None:
+    for name, place, trained, scored in fewshot_places(recipe.data):
+        train, test = (_looked_up(place, split, needed=False) for split in (trained, scored))
+        plan.images += [(f"{name} {trained}", train.num_images), (f"{name} {scored}", test.num_images)]
+        plan.notes += train.notes + test.notes
+        plan.num_classes = max(plan.num_classes, train.num_classes)
+        if train.num_images:
+            check_neighbours(recipe, name, train.num_images)
+        if not isinstance(recipe, Probe):
+            plan.drawn.append((name, recipe.classifier.most_shots * train.num_classes))
+        if train.source is not None and test.source is not None:
+            one = FewshotSet(name, trained, scored, train.source, test.source)
+            check_set(one, recipe.classifier.most_shots, recipe.classifier.with_fewer)
+
+
+def _add_scored(plan: ScoringPlan, recipe: Evaluate, found: StoredNetwork) -> None:
+    split = recipe.data.eval_split
+    size = _looked_up(recipe.data, split, needed=False)
+    plan.images = [(split, size.num_images)]
+    plan.notes += [f"images from {size.place}", *size.notes]
+    if size.source is not None:
+        check_scored(size.source, split)
+    if size.num_images:
+        check_scored_head(recipe, found, size.source.class_names if size.source else size.num_classes)
 
 
 def call_with_timeout(seconds: float, call: Callable[[], T]) -> T | str:
@@ -582,7 +635,7 @@ def _counted(data: Place, split: str) -> _Size:
         shown = f"a mixture of {len(parts)} sources" if parts else place
         notes = _group_notes(data, split, source)
         notes += sampling_notes(trained, source) if trained else []
-        return _Size(len(source), len(source.class_names), shown, notes, source, reading_of(source))
+        return _Size(len(source), len(source.class_names), shown, notes, source, image_bytes(source))
     known = known_size(data.dataset, split) if data.dataset and not (data.path or data.classes) else None
     if known is None and data.path:
         raise DataError(no_index_message(data.path, split))

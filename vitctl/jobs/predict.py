@@ -119,18 +119,24 @@ def predict(
                 embeddings.add(answers)
             classes: list[Ranking] = [[]] * len(answers.names)
             right: list[bool | None] = [None] * len(answers.names)
+            labels = truth[done : (done := done + len(right))]
             if answers.logits is not None:
                 classes = opened.rankings(answers.logits, top, threshold)
-                labels = truth[done : (done := done + len(right))]
-                hits = correct_predictions(most_likely(answers.logits, 1).numpy(), labels)
-                known = labels.max(axis=1) >= 0
-                right = [bool(hits[n, 0]) if known[n] else None for n in range(len(right))]
+                if labels.max() >= 0:
+                    right = _right(answers.logits, labels)
             yield [
                 Prediction(name, [], error) if error else Prediction(name, own, is_right=hit)
                 for name, error, own, hit in zip(answers.names, answers.errors, classes, right, strict=True)
             ]
     if embeddings is not None:
         embeddings.write(opened)
+
+
+def _right(logits: Tensor, labels: np.ndarray) -> list[bool | None]:
+    """Return whether the most likely class of each image is right, None of those without a label."""
+    hits = correct_predictions(most_likely(logits, 1).numpy(), labels)[:, 0]
+    known = labels.max(axis=1) >= 0
+    return [bool(hit) if is_known else None for hit, is_known in zip(hits, known, strict=True)]
 
 
 def known_classes(source: Source, class_names: Sequence[str]) -> np.ndarray:

@@ -10,10 +10,10 @@ from torch import Tensor
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.assemble import RunContext
 from vitctl.engine.computation import dropout_draws
-from vitctl.engine.evaluation import stop_together
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.losses import predict_masked_patches
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.runtime import stop_together
 from vitctl.engine.schedule import fitted_recipe
 from vitctl.jobs.fewshot import score_draw
 from vitctl.jobs.inputs.data import FewshotSet, Inputs, corrected, group_notes, open_inputs, sampling_notes
@@ -119,7 +119,7 @@ def pretrain(
     probe = make_probe(recipe, probed, run) if probed else None
     score = train(recipe, run, model, images, colours, objective=objective, probe=probe)
     used = {
-        **trained(recipe, recipe.data, run, images, colours),
+        **trained(recipe, recipe.data, run, config, images, colours),
         **dropout_draws(recipe, config, run_dir),
         **verified(run, train_on),
     }

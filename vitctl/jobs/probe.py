@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitctl.engine.evaluation import Score, stop_together, window_bytes
+from vitctl.engine.evaluation import Score, window_bytes
 from vitctl.engine.journal import MODEL, RECIPE, Report, silent, tensors_file
 from vitctl.engine.metrics import baselines, mean_per_class, wilson
 from vitctl.engine.preemption import StopFlag
@@ -29,6 +29,7 @@ from vitctl.engine.probes import (
     share_of,
     vote,
 )
+from vitctl.engine.runtime import stop_together
 from vitctl.jobs.fewshot import Frozen, open_frozen
 from vitctl.jobs.inputs.data import FewshotSet, Inputs
 from vitctl.jobs.plan import ASSUMED_CLASSES, ScoringPlan
@@ -297,5 +298,6 @@ def _row(one: FewshotSet, classes: Tensor) -> dict[str, Any]:
     labels = one.test.labels()
     images = np.bincount(labels, minlength=one.num_classes)
     right = np.bincount(labels[classes.numpy() == labels], minlength=one.num_classes)
-    score = Score(int(right.sum()), len(labels), mean_per_class(np.stack([images, right], axis=1)))
+    means = {"mean_per_class": mean_per_class(np.stack([images, right], axis=1))}
+    score = Score(int(right.sum()), len(labels), means)
     return score.numbers | {"accuracy_interval": wilson(score.correct, score.total)}

@@ -8,7 +8,7 @@ import torch
 from vitctl.data.source.views import random_subset
 from vitctl.engine.assemble import Images, RunContext
 from vitctl.engine.checkpoint import newest_name
-from vitctl.engine.computation import choose_kernels, exact, use_kernels
+from vitctl.engine.computation import choose_attention, exact
 from vitctl.engine.evaluation import representations
 from vitctl.engine.fewshot_ridge import count_correct, decompose, fitted_scale
 from vitctl.engine.journal import CHECKPOINTS, LOG, read_records
@@ -49,7 +49,7 @@ def start_head(
         scoring = scoring.model_copy(update={"batch_size": recipe.schedule.leaf_images})
     shown = recipe.model_copy(update={"evaluation": scoring})
     look = ImagePass(run, shown, images.pre_processing, colours, whole_batches=lanes)
-    use_kernels(choose_kernels(recipe.machine, model.config, runtime, lanes=lanes))
+    choose_attention(model, recipe.machine, runtime, lanes=lanes)
     assert model.head is not None
     classes, width = model.head.weight.shape
     solved = torch.zeros(classes, width + 1, dtype=torch.float64)

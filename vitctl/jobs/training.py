@@ -19,7 +19,7 @@ from vitctl.data.source.views import Source, source_text
 from vitctl.engine.agreement import changed_on_purpose
 from vitctl.engine.assemble import Images, RunContext, assembled
 from vitctl.engine.checkpoint import read_state
-from vitctl.engine.computation import computed_training, exact, kernels_used
+from vitctl.engine.computation import computed_training, exact
 from vitctl.engine.distillation import Teacher
 from vitctl.engine.evaluation import Score, cached_features, evaluate_model, representations
 from vitctl.engine.journal import (
@@ -41,7 +41,8 @@ from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.jobs.record.result import RunResult, choose_weights, data_used, logged_probes, logged_scores
 from vitctl.models.blocks import compile_errors
 from vitctl.models.build import Model
-from vitctl.models.kernels import set_attention, set_linear
+from vitctl.models.kernels import attention_of
+from vitctl.models.variants import Config
 from vitctl.models.weights.containers import read_later
 from vitctl.models.weights.meta import HALF
 from vitctl.models.weights.weights_file import weights_digest
@@ -201,7 +202,8 @@ class ImagePass:
             "std": list(self.colours["std"]),
             "precision": runtime.precision,
             "device": runtime.device.type,
-            **kernels_used(),
+            "attention": attention_of(model),
+            "linear": "torch",  # in the keys of earlier releases
         }
         return cached_features(
             runtime,
@@ -265,19 +267,24 @@ def weights_scored(found: FoundWeights) -> dict[str, Any]:
 
 
 def trained(
-    recipe: TrainRecipe, data: TrainImages, run: RunContext, images: Images, colours: Mapping[str, Any]
+    recipe: TrainRecipe,
+    data: TrainImages,
+    run: RunContext,
+    config: Config,
+    images: Images,
+    colours: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the provenance of the numbers of a training, except its weights.
 
     Args:
-        recipe, run: of the training.
+        recipe, run, config: of the training.
         data: [data] with resolved values.
         images: that it was trained and scored on.
         colours: `mean` and `std` of the weights.
     """
     machine = recipe.machine
     used = {
-        **computed_training(recipe, run.runtime),
+        **computed_training(recipe, run.runtime, config),
         "compiled": machine.compile,
         "micro_batch": machine.micro_batch,
         "train_split": data.train_split,
@@ -336,8 +343,6 @@ def training_result(
 
 def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Runtime:
     """Join the processes that [machine] asks for."""
-    set_attention("fused")
-    set_linear("torch")
     return start(
         precision=machine.precision,
         device=machine.device,

@@ -18,7 +18,7 @@ from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.source.views import Source, source_text
 from vitctl.engine.assemble import Images, RunContext
 from vitctl.engine.checkpoint import newest_checkpoint
-from vitctl.engine.computation import computed_training, dropout_draws
+from vitctl.engine.computation import choose_attention, computed_training, dropout_draws
 from vitctl.engine.evaluation import Score
 from vitctl.engine.fewshot_ridge import fit_and_score
 from vitctl.engine.journal import AVERAGE, CHECKPOINTS, Report, silent
@@ -283,14 +283,16 @@ def _score(scores: Tensor, source: Source) -> Score:
     labels = source.labels()
     right = (scores.argmax(dim=1).numpy() == labels)[:, None]
     by_class = count_by_class(right, labels, len(source.class_names))
-    return Score(int(right.sum()), len(labels), mean_per_class(by_class))
+    return Score(int(right.sum()), len(labels), {"mean_per_class": mean_per_class(by_class)})
 
 
 def _frozen(context: SuiteContext) -> Model:
-    model, _ = loaded_model(context.found, context.image_size, context.run.runtime.dtype)
-    if context.recipe.weights.initialise == "random":
-        model = build(model.config, seed=context.recipe.seed, dtype=context.run.runtime.dtype)
-    return on_device(model, context.run.runtime)
+    recipe, runtime = context.recipe, context.run.runtime
+    model, _ = loaded_model(context.found, context.image_size, runtime.dtype)
+    if recipe.weights.initialise == "random":
+        model = build(model.config, seed=recipe.seed, dtype=runtime.dtype)
+    choose_attention(model, recipe.machine, runtime, lanes=recipe.schedule.lanes > 0)
+    return on_device(model, runtime)
 
 
 TABLE = "table.csv"
@@ -394,16 +396,16 @@ def _best_setting(context: SuiteContext, data: Sequence[TaskData]) -> tuple[Sett
 def _provenance(context: SuiteContext, data: Sequence[TaskData], setting: Setting | None) -> dict[str, Any]:
     recipe = context.recipe
     chosen: dict[str, Any] = {}
+    body = downstream(
+        context.found.weights.config, num_classes=0, image_size=context.image_size, **context.rates
+    )
     if setting:
         chosen = {"lr": setting.lr, "total_steps": setting.total_steps, "warmup_steps": setting.warmup_steps}
-        body = downstream(
-            context.found.weights.config, num_classes=0, image_size=context.image_size, **context.rates
-        )
         chosen |= context.rates | dropout_draws(recipe, body, context.run.folder)
     return weights_used(context.found, recipe.weights) | {
         "suite": recipe.vtab.suite,
         "protocol": "light" if recipe.vtab.light else "fine-tuning",
-        **computed_training(recipe, context.run.runtime),
+        **computed_training(recipe, context.run.runtime, body),
         **shown(scored_as(context)),
         "augment": recipe.data.augment,
         "seeds": list(recipe.vtab.seeds),
@@ -525,7 +527,7 @@ def _row(data: TaskData, scores: Sequence[Score]) -> dict[str, Any]:
         "std": float(np.std(values)),
         "by_seed": values,
         "total": scores[0].total,
-        "mean_per_class": _mean([score.mean_per_class for score in scores]),
+        "mean_per_class": _mean([score.means.get("mean_per_class") for score in scores]),
         **baselines(data.test.labels(), data.task.num_classes),
         "copy": data.copy,
     }

@@ -106,15 +106,14 @@ def _torch() -> Iterator[Finding]:
 def _precision() -> Iterator[Finding]:
     import torch
 
-    from vitctl.engine.computation import choose_kernels
+    from vitctl.engine.computation import attention_kernel
     from vitctl.engine.runtime import Computation, device_and_precision
 
     cpu, precision = device_and_precision("auto", "auto")
     computation = Computation(torch.device("cpu" if cpu else "cuda"), precision)
-    kernels = choose_kernels(NetworkMachine(), variant("B/16"), computation)
+    kernel = attention_kernel(NetworkMachine(), variant("B/16"), computation)
     yield Finding(True, "precision", f"machine.precision = 'auto' takes {precision} here")
-    text = f"machine.attention = 'auto' takes {kernels.attention} for B/16, machine.linear {kernels.linear}"
-    yield Finding(True, "kernels", text)
+    yield Finding(True, "kernels", f"machine.attention = 'auto' takes {kernel} for B/16")
 
 
 def _extras() -> Iterator[Finding]:

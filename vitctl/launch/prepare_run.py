@@ -40,7 +40,6 @@ from vitctl.launch.run_folder import (
     read_status,
 )
 from vitctl.launch.worker import join_group, patience
-from vitctl.models.variants import variant
 from vitctl.recipe.export_formats import FORMATS
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
 from vitctl.recipe.neutral_keys import FREE_TO_CHANGE, PLACES
@@ -194,15 +193,10 @@ def _check_machine(recipe: Recipe) -> None:
     machine = getattr(recipe, "machine", None)
     if not isinstance(machine, NetworkMachine) or (machine.processes > 1 and machine.device != "cuda"):
         return
-    import torch
-
-    from vitctl.engine.computation import choose_kernels
-    from vitctl.engine.runtime import Computation, device_and_precision
+    from vitctl.engine.runtime import device_and_precision
 
     trackers = recipe.log.trackers if isinstance(recipe, TrainRecipe) else ()
-    cpu, precision = device_and_precision(machine.device, machine.precision, trackers)
-    computation = Computation(torch.device("cpu" if cpu else "cuda"), precision)
-    choose_kernels(machine, variant("Ti/16"), computation)  # none is refused for one network alone
+    device_and_precision(machine.device, machine.precision, trackers)
 
 
 def _check_evaluation(recipe: Evaluate, inputs: "Inputs") -> None:

@@ -201,6 +201,8 @@ def _job(name: str) -> Callable[..., Any]:
 def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
     """Join the process group, and log a line for each node."""
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if restarts and is_main_process():
+        (run_dir / RESULT).unlink(missing_ok=True)  # of the start that failed
     journal = Journal(run_dir / LOG if is_main_process() else None, report)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several:

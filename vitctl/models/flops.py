@@ -8,10 +8,9 @@ import platform
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vitctl.models.variants import (
     AxialConfig,
@@ -29,8 +28,7 @@ from vitctl.models.variants import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
+class Cost(NamedTuple):
     """The cost of some layers. What they keep for the backward pass counts numbers, unless it says bytes.
 
     parameters: weights and biases. macs: multiply-accumulates of the forward pass; `padded_macs` adds those
@@ -54,8 +52,8 @@ class Cost:
 
 
 def add(*costs: Cost) -> Cost:
-    """Sum element-wise over all processes, in place, without waiting for the device."""
-    return Cost(**{field.name: sum(getattr(cost, field.name) for cost in costs) for field in fields(Cost)})
+    """Sum each part."""
+    return Cost(*map(sum, zip(*costs, strict=True)))
 
 
 def product(macs: int) -> Cost:
@@ -217,7 +215,7 @@ def training_memory_bytes(
     trained = _trained(config, frozen)
     whole, inside = add(*trained), _recomputed(config, trained[1:], checkpoint_blocks)
     largest = max([Cost(), *inside], key=lambda part: _kept_bytes(part, micro_batch, precision))
-    less = Cost(**{name: -number for name, number in vars(add(*inside)).items()})
+    less = Cost(*(-number for number in add(*inside)))
     # Never more than without: where the inside of a block is computed again, later blocks are gone.
     kept = min(
         (add(whole, less, Cost(wide=-less.boundary), largest), whole),
@@ -250,7 +248,7 @@ def converted_bytes(
     ends, *blocks = _trained(config, frozen)
     inside = _recomputed(config, blocks, checkpoint_blocks)
     if gathers_bf16:
-        blocks, inside = ([replace(part, weight_casts=0) for part in parts] for parts in (blocks, inside))
+        blocks, inside = ([part._replace(weight_casts=0) for part in parts] for parts in (blocks, inside))
     once, again = ([_kept_bytes(part, 0, precision) for part in parts] for parts in (blocks, inside))
     return _kept_bytes(ends, 0, precision) + sum(once) - sum(again) + max([0, *again])
 
@@ -382,7 +380,7 @@ def _encoder_block(config: ViTConfig, length: int) -> Cost:
     count, width, mlp = config.num_tokens, config.hidden_size, config.mlp_size
     return add(
         norm(count, width, groups=count),
-        replace(_attention(config, length), boundary=0),
+        _attention(config, length)._replace(boundary=0),
         norm(count, width, groups=count),
         _mlp(config, count),
         Cost(masks=(config.dropout > 0) * count * (2 * width + mlp)),

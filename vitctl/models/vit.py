@@ -21,7 +21,7 @@ from vitctl.models.blocks import (
     xavier_uniform,
     zero,
 )
-from vitctl.models.kernels import QKV, Head, Linear, attend, gelu_tanh
+from vitctl.models.kernels import QKV, Attending, Head, Linear, attend
 from vitctl.models.positions import (
     grid_table,
     num_offsets,
@@ -35,7 +35,7 @@ from vitctl.models.resnet import backbone_v1, initialise_backbone
 from vitctl.models.variants import HybridConfig, Recomputed, ViTConfig, is_checkpointed, skips_unused_tokens
 
 
-class Attention(nn.Module):
+class Attention(Attending):
     """Multi-head self-attention, `[..., N, D]` to `[..., N, D]`. Paper: Appendix A."""
 
     def __init__(self, config: ViTConfig) -> None:
@@ -82,7 +82,7 @@ class Attention(nn.Module):
         allow.
         """
         query, key, value = self.project(tokens, turns)
-        mixed = attend(query[..., :first, :], key, value, self.bias(query))
+        mixed = attend(query[..., :first, :], key, value, self.bias(query), self.kernel)
         outputs: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
         return outputs
 
@@ -99,7 +99,7 @@ class GELU(nn.GELU):
             # 0.5 x (1 + tanh(u)) = x sigmoid(2 u), and compiled code has a fast exponential, but no fast
             # tanh.
             return inputs * torch.sigmoid(math.sqrt(8 / math.pi) * (inputs + 0.044715 * inputs**3))
-        return gelu_tanh(inputs) if self.approximate == "tanh" else super().forward(inputs)
+        return super().forward(inputs)
 
 
 class QuickGELU(nn.Module):
@@ -199,7 +199,7 @@ class EncoderBlock(Block):
         return outputs
 
 
-class AttentionPool(nn.Module):
+class AttentionPool(Attending):
     """One learned query attends to all tokens; then an MLP: `[B, N, D]` to `[B, D]`. Source: SigLIP's MAP."""
 
     def __init__(self, config: ViTConfig) -> None:
@@ -218,7 +218,7 @@ class AttentionPool(nn.Module):
             torch.unflatten(F.linear(one, weight, bias), -1, (self.num_heads, -1)).transpose(-3, -2)
             for one, weight, bias in zip((probe, tokens, tokens), weights, biases, strict=True)
         )
-        pooled = self.out(attend(query, key, value).transpose(-3, -2).flatten(-2))[:, 0]
+        pooled = self.out(attend(query, key, value, kernel=self.kernel).transpose(-3, -2).flatten(-2))[:, 0]
         outputs: Tensor = pooled + self.mlp(self.norm(pooled))
         return outputs
 

@@ -11,8 +11,9 @@ from pydantic_core import ErrorDetails
 
 from vitctl.errors import RecipeError, explaining
 from vitctl.recipe.schema import JOBS, REMOVED, RENAMED, Recipe
+from vitctl.system import limits
 from vitctl.system.address import value_without_queries, without_queries
-from vitctl.system.files import RECIPE_LINE, parse_toml, read_toml
+from vitctl.system.files import parse_toml, read_toml
 from vitctl.system.text import count_text, did_you_mean, has_control, nearest, one_line
 
 MAX_PARENTS = 16
@@ -94,10 +95,10 @@ def parse_override(text: str) -> Override:
     key, found, value = text.partition("=")
     if not found or not key.strip():
         raise RecipeError(f"--set {text}: write it as section.key=value, e.g. --set optimizer.lr=0.001")
-    if len(text) > RECIPE_LINE.limit:
+    if len(text) > limits.RECIPE_LINE:
         raise RecipeError(
-            f"--set {one_line(text[:40])}...: {len(text):,} characters, should be at most {RECIPE_LINE}; "
-            f"write it into a recipe"
+            f"--set {one_line(text[:40])}...: {len(text):,} characters, should be at most "
+            f"{limits.RECIPE_LINE:,}; write it into a recipe"
         )
     try:
         parsed = parse_toml(f"value = {value}")
@@ -221,8 +222,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         for key, removed in REMOVED.items():
             table, _, name = key.rpartition(".")
             inside = values.get(table)
-            if isinstance(inside, dict) and name in inside and inside[name] in removed.neutral:
-                del inside[name]
+            if isinstance(inside, dict) and inside.get(name) in (*removed.values,):
+                now = removed.values[inside.pop(name)]
+                inside |= {} if now is None else {name: now}
         data = values.get("data")
         if isinstance(data, dict) and data.get("eval_resize") == 0:
             del data["eval_resize"]  # unset
@@ -322,6 +324,8 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
                 else _suggest(leaf, known)
             )
             return f"{where}: unknown key {key}{hint or '; known here: ' + ', '.join(known)}"
+        case "literal_error" if key in REMOVED and value in (*REMOVED[key].values,):
+            return f"{where}: {key} = {value!r} was removed; {REMOVED[key].instead}"
         case "missing":
             return f"{where}: {key} is missing; set it in the recipe, or override it"
         case "model_type":

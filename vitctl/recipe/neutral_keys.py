@@ -24,8 +24,6 @@ RESULT_NEUTRAL = (
     "machine.start_timeout",
     "machine.group_timeout",
     "machine.attention",
-    "machine.linear",
-    "machine.engine",
     "machine.checkpoint_blocks",
     "machine.compile",
     "machine.micro_batch",

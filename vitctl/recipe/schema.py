@@ -94,26 +94,10 @@ class Machine(Section):
 class NetworkMachine(Machine):
     """[machine] of the jobs that compute a network."""
 
-    attention: Literal["fused", "math", "mixed", "auto"] = knob(
+    attention: Literal["fused", "math", "auto"] = knob(
         "auto",
-        "kernel of the attention product; mixed: math in training, fused without gradients. auto: math on a "
-        "CPU in bf16 up to 1,024 tokens (mixed from 128, if it has AMX), with relative positions and lanes; "
-        "else fused",
-    )
-    linear: Literal["torch", "onednn", "auto"] = knob(
-        "auto",
-        "library that multiplies the matrices of linear layers on a CPU; auto: torch. Try onednn for float32 "
-        "on AMD CPUs with AVX-512",
-    )
-
-
-class EvaluateMachine(NetworkMachine):
-    """[machine] of the job that also opens ONNX files."""
-
-    engine: Literal["onnxruntime", "openvino"] = knob(
-        "onnxruntime",
-        "predict and serve: what runs an ONNX file; openvino: on a CPU, faster than onnxruntime, and in bf16 "
-        "if machine.precision says so, after pip install 'vitctl[openvino]'",
+        "kernel of the attention product. auto: math on a CPU in bf16 up to 1,024 tokens, with relative "
+        "positions and lanes; else fused",
     )
 
 
@@ -159,10 +143,10 @@ class TrainMachine(NetworkMachine):
 class ShardedMachine(TrainMachine):
     """[machine] of the jobs that may train a model too large for one device."""
 
-    sharding: Literal["none", "zero1", "hsdp", "fsdp"] = knob(
+    sharding: Literal["none", "hsdp", "fsdp"] = knob(
         "none",
-        "none: each process has all (DDP); zero1: a part of the optimizer state; fsdp: also of weights and "
-        "gradients (FSDP2); hsdp: fsdp within each of sharding_replicas groups of processes",
+        "none: each process has all (DDP); fsdp: a part of weights, gradients and optimizer state (FSDP2); "
+        "hsdp: fsdp within each of sharding_replicas groups of processes",
     )
     sharding_replicas: int = knob(
         1,
@@ -184,7 +168,7 @@ class ShardedMachine(TrainMachine):
     @property
     def divides_model(self) -> bool:
         """Whether no process has all weights."""
-        return self.sharding in ("fsdp", "hsdp")
+        return self.sharding != "none"
 
     def shards(self, processes: int) -> int:
         """Parts that each copy of the model is cut into.
@@ -192,13 +176,13 @@ class ShardedMachine(TrainMachine):
         Raises:
             LaunchError: there is one process, or the processes cannot be divided so.
         """
-        if self.sharding != "none" and processes == 1:
+        if not self.divides_model:
+            return 1
+        if processes == 1:
             raise LaunchError(
                 f"machine.sharding = '{self.sharding}' divides a model over several processes, and there is "
                 f"one; give --processes, or set machine.sharding = 'none'"
             )
-        if not self.divides_model:
-            return 1
         if processes % self.sharding_replicas:
             raise LaunchError(
                 f"machine.sharding_replicas = {self.sharding_replicas}: {processes} "
@@ -560,18 +544,24 @@ RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
 
 
 class Removed(NamedTuple):
-    """A key of earlier releases that is refused.
+    """A key, or some values of a key, of earlier releases.
 
     Args:
-        neutral: values that change no number: the recipe.toml of a run is read without them.
-        instead: what to do.
+        values: in the recipe.toml of a run: what each is read as; None: as if the key were not there.
+        instead: what to do about it in another recipe, where it is refused.
     """
 
-    neutral: tuple[Any, ...]
+    values: Mapping[Any, Any]
     instead: str
 
 
-REMOVED = {"log.sample_keys": Removed((False, True), "log.trace records the images of every step")}
+REMOVED = {
+    "log.sample_keys": Removed({False: None, True: None}, "log.trace records the images of every step"),
+    "machine.attention": Removed({"mixed": "math"}, "set 'math' or 'fused', or leave it out"),
+    "machine.linear": Removed(dict.fromkeys(("auto", "torch", "onednn")), "torch multiplies; leave it out"),
+    "machine.sharding": Removed({"zero1": "none"}, "set 'fsdp', or 'hsdp' on several machines"),
+    "machine.engine": Removed({"onnxruntime": None}, "to run an ONNX file in OpenVINO, open it there"),
+}
 
 
 def _uneven_problems(loss: Loss, data: TrainImages) -> tuple[tuple[object, str], ...]:
@@ -636,14 +626,6 @@ class TrainRecipe(SeededRecipe):
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
     known: Known = Known()
-
-    @model_validator(mode="after")
-    def _norms_are_of_whole_tensors(self) -> Self:
-        if getattr(self.machine, "sharding", "none") == "zero1" and self.optimizer.name == "lamb":
-            raise ValueError(
-                "machine.sharding = 'zero1' would round the norms of lamb otherwise; set 'none' or 'fsdp'"
-            )
-        return self
 
     @property
     def needs_labels(self) -> bool:
@@ -922,7 +904,7 @@ class Evaluate(Recipe):
 
     job: Literal["evaluate"]
     weights: WeightsSource = WeightsSource()
-    machine: EvaluateMachine = EvaluateMachine()
+    machine: NetworkMachine = NetworkMachine()
     data: EvaluateImages = EvaluateImages()
     evaluation: EvaluateScoring = EvaluateScoring()
 

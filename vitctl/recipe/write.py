@@ -16,16 +16,16 @@ from vitctl.recipe.sections import UNSET
 from vitctl.system.text import did_you_mean, escaped_json, nearest, one_line, typed
 
 _OF_NETWORK = (
-    r"machine\.(precision|device|attention|linear)|weights\..*|evaluation\.labels"
+    r"machine\.(precision|device|attention)|weights\..*|evaluation\.labels"
     r"|data\.(exif_orientation|truncated|eval_method|eval_resize|eval_resample|image_size)"
 )
 # The keys that each command with a recipe of this job reads; of other jobs all.
 _COMMANDS = {
     "evaluate": {
-        "evaluate": r"(?!machine\.engine).*",
-        "predict": rf"{_OF_NETWORK}|machine\.(workers|engine)|evaluation\.(batch_size|flip_average)"
+        "evaluate": r".*",
+        "predict": rf"{_OF_NETWORK}|machine\.workers|evaluation\.(batch_size|flip_average)"
         r"|data\.(classes|cache_gib|group_by)",
-        "serve": rf"{_OF_NETWORK}|machine\.(workers|engine)|evaluation\.flip_average",
+        "serve": rf"{_OF_NETWORK}|machine\.workers|evaluation\.flip_average",
         "inspect": rf"{_OF_NETWORK}|data\.(?!image_size).*|evaluation\.batch_size",
     },
     "export": {"export": r"(?!machine\.(workers|precision|device)).*"},

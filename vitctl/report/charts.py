@@ -215,17 +215,12 @@ def _description(lines: Sequence[Line], x: str, unit: Unit) -> str:
     parts = []
     for line in lines:
         points = [point for point in line.points if math.isfinite(point[1])]
-        if not points:
-            continue
-        values = [y for _, y in points]
-        ends = [
-            f"{number_text(y, unit)} at {x} {number_text(at, 'steps')}" for at, y in (points[0], points[-1])
-        ]
-        text = f"{line.name}: {ends[0]}"
+        ends = dict.fromkeys(points[:1] + points[-1:])
+        texts = [f"{number_text(y, unit)} at {x} {number_text(at, 'steps')}" for at, y in ends]
+        values = sorted(y for _, y in points)
         if len(points) > 1:
-            text += f", {ends[-1]}; lowest {number_text(min(values), unit)}, "
-            text += f"highest {number_text(max(values), unit)}"
-        parts.append(text)
+            texts[-1] += f"; lowest {number_text(values[0], unit)}, highest {number_text(values[-1], unit)}"
+        parts += [f"{line.name}: {', '.join(texts)}"] if texts else []
     return ". ".join(parts)
 
 
@@ -247,24 +242,20 @@ def dot_chart(
     series = list(dict.fromkeys(key for _, given in kept for key in given))
     largest = 1.0 if unit == "percent" and max(values) <= 1 else math.inf
     across = axis(values, _DOTS_LEFT, _DOTS_WIDTH - 16, num_ticks=4, most=largest)
-    drawn, description = [], []
+    drawn: list[Block] = []
     for number, (row, given) in enumerate(kept):
-        texts = {key: number_text(value, unit) for key, value in given.items()}
-        description.append(f"{row}: " + ", ".join(f"{key} {text}" for key, text in texts.items()))
         dots = [
-            {"x": across.at(given[key]), "series": at, "text": f"{row}, {key}: {texts[key]}"}
-            for at, key in enumerate(series)
-            if key in given
+            {"x": across.at(v), "series": series.index(key), "text": f"{row}, {key}: {number_text(v, unit)}"}
+            for key, v in given.items()
         ]
-        places = [across.at(value) for value in given.values()]
-        span = (min(places), max(places)) if len(places) > 1 else None
+        span = [across.at(one(given.values())) for one in (min, max)] if len(given) > 1 else None
         # The first series is drawn last, on top of the others.
         drawn.append({"name": row, "y": _DOTS_TOP + _ROW * (number + 0.5), "span": span, "dots": dots[::-1]})
     return {
         "kind": "dots",
         "id": name,
         "title": title,
-        "description": "; ".join(description),
+        "description": "; ".join(dot["text"] for row in drawn for dot in row["dots"][::-1]),
         "width": _DOTS_WIDTH,
         "left": _DOTS_LEFT,
         "bottom": _DOTS_TOP + _ROW * len(kept),
@@ -304,29 +295,24 @@ def points(records: Iterable[Record], kind: str, field: str) -> Points:
 
 def run_charts(name: str, records: Sequence[Record]) -> list[Block]:
     """Return all charts of a training's log; `name` is the prefix of their ids."""
-    charts = _scores(name, {"": records})
+    charts = overlaid(name, {"": records})
     probes = [r for r in records if r.get("kind") == "fewshot" and r.get("step")]
     shots = sorted({r["shots"] for r in probes if isinstance(r.get("shots"), int)})
     few = [
         Line(f"{n}-shot", points([r for r in probes if r.get("shots") == n], "fewshot", "accuracy"), colour)
         for colour, n in enumerate(shots)
     ]
-    charts.append(_if_curve(f"{name}-shots", "Few-shot accuracy during training", few))
+    more = [curve_chart(f"{name}-shots", "Few-shot accuracy during training", few)]
     for field, title, unit in _TRAINING:
         values = points(records, "train", field)
         if field not in _ONLY_IF_ANY or any(y for _, y in values):
             line = Line(title.partition(",")[0], values)
-            charts.append(line_chart(f"{name}-{field}", title, [line], unit=unit, from_zero=True))
-    return [chart for chart in charts if chart is not None]
+            more.append(line_chart(f"{name}-{field}", title, [line], unit=unit, from_zero=True))
+    return charts + [chart for chart in more if chart is not None]
 
 
 def overlaid(name: str, trainings: Mapping[str, Sequence[Record]]) -> list[Block]:
-    """Return loss and accuracy of several trainings, each in one chart; none for a single training."""
-    charts = _scores(name, trainings) if len(trainings) > 1 else []
-    return [chart for chart in charts if chart is not None]
-
-
-def _scores(name: str, trainings: Mapping[str, Sequence[Record]]) -> list[Block | None]:
+    """Return loss and accuracy of trainings, all in one chart each."""
     loss, scored = [], []
     for colour, (key, records) in enumerate(trainings.items()):
         loss.append(Line(key or "loss", points(records, "train", "loss"), colour))
@@ -334,16 +320,14 @@ def _scores(name: str, trainings: Mapping[str, Sequence[Record]]) -> list[Block 
         scored.append(Line(key or "accuracy", accuracy, colour, dots=True))
     values = [y for line in loss for _, y in line.points if math.isfinite(y)]
     is_wide = bool(values) and min(values) > 0 and max(values) / min(values) > 100  # else it hides its end
-    return [
+    charts = (
         line_chart(f"{name}-loss", "Training loss", [line for line in loss if line.points], log=is_wide),
-        _if_curve(f"{name}-accuracy", "Accuracy on the scored split", [one for one in scored if one.points]),
-    ]
+        curve_chart(f"{name}-accuracy", "Accuracy on the scored split", [o for o in scored if o.points]),
+    )
+    return [chart for chart in charts if chart is not None]
 
 
-def _if_curve(name: str, title: str, lines: Sequence[Line]) -> Block | None:
-    """Return a chart of accuracies if one was measured more than once.
-
-    A single value stands in the tables.
-    """
+def curve_chart(name: str, title: str, lines: Sequence[Line], **options: Any) -> Block | None:
+    """Return a chart of accuracies if one was measured more than once; tables have a single one."""
     is_curve = any(len(line.points) > 1 for line in lines)
-    return line_chart(name, title, lines, unit="percent") if is_curve else None
+    return line_chart(name, title, lines, unit="percent", **options) if is_curve else None

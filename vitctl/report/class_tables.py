@@ -1,4 +1,4 @@
-"""What a classifier answers, as blocks of the HTML report: confusions, worst classes, examples; and pictures.
+"""What a classifier answers, as blocks of a page: confusions, worst classes, wrong answers, examples.
 
 Pictures are embedded in the page, within its `Budget` of bytes.
 """
@@ -7,20 +7,22 @@ import base64
 import csv
 import io
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from vitctl.data.images.decode import BadSample, decode
-from vitctl.data.source.views import Source
+from vitctl.data.source.views import Source, sample_key
 from vitctl.errors import CheckpointError, VitctlError
+from vitctl.jobs.record.answer_table import SUSPECTS, answers_digest, is_right, read_answers
 from vitctl.report.charts import Block
-from vitctl.report.result_tables import DASH, share, table
+from vitctl.report.result_tables import MISSING, group, paragraph, share, table
+from vitctl.report.run_records import RunRecords
 from vitctl.system.files import read_bytes
+from vitctl.system.text import count_text
 
 if TYPE_CHECKING:  # needs torch
     from vitctl.report.answers import Answers
@@ -28,18 +30,11 @@ if TYPE_CHECKING:  # needs torch
 CONFUSION, INSPECT = "confusion.csv", "inspect"
 _MAX_CONFUSION_BYTES, _MAX_PICTURE_BYTES = 64 * 2**20, 16 * 2**20
 _MAX_CLASSES_IN_NUMBERS, _MAX_CLASSES_IN_COLOURS = 12, 60  # of a confusion matrix
-_NUM_CONFUSIONS, _NUM_WORST, _NUM_WRONG, _NUM_EXAMPLES = 12, 5, 4, 12
+_NUM_CONFUSIONS, _NUM_WORST, _NUM_WRONG, _NUM_EXAMPLES, _NUM_LISTED = 12, 5, 4, 12, 200
 _THUMBNAIL = 112  # pixels of the longer side
-_MAX_WIDTH, _MAX_PIXELS, _MAX_PICTURES = 1400, 40_000_000, 40
-_KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
+_MAX_WIDTH, _MAX_PICTURES = 1400, 40
 
-
-class Count(NamedTuple):
-    """The number of images of a class that were answered as a class."""
-
-    label: str
-    answer: str
-    images: int
+Counts = Counter[tuple[str, str]]  # images by class and answer
 
 
 @dataclass
@@ -62,73 +57,66 @@ class Budget:
 # Confusions
 
 
-def read_counts(folder: Path, answers: "Answers | None") -> list[Count]:
+def read_counts(folder: Path, answers: "Answers | None") -> Counts:
     """Return the confusions that an evaluation counted (confusion.csv), else those of the answers."""
     if (folder / CONFUSION).is_file():
         content = read_bytes(folder / CONFUSION, _MAX_CONFUSION_BYTES, error=CheckpointError)
         rows = list(csv.reader(content.decode(errors="replace").splitlines()))[1:]
-        return [Count(row[0], row[1], int(row[2])) for row in rows if len(row) == 3 and row[2].isdecimal()]
+        return Counter({(r[0], r[1]): int(r[2]) for r in rows if len(r) == 3 and r[2].isdecimal()})
     if answers is None:
-        return []
-    names = answers.source.class_names
-    pairs = Counter(zip(answers.labels.tolist(), answers.best[:, 0].tolist(), strict=True))
-    return [Count(names[own], names[answer], n) for (own, answer), n in sorted(pairs.items()) if own >= 0]
+        return Counter()
+    names, pairs = answers.source.class_names, zip(answers.labels, answers.best[:, 0], strict=True)
+    return Counter((names[own], names[answer]) for own, answer in pairs if own >= 0)
 
 
-def confusion_blocks(counts: Sequence[Count]) -> list[Block]:
+def confusion_blocks(counts: Counts) -> list[Block]:
     """Return the confusion matrix, unless it has many classes, and the most frequent confusions."""
-    totals = _totals(counts)
-    names = sorted({name for count in counts for name in (count.label, count.answer)}, key=_natural)
-    made = []
+    totals, made = _totals(counts), []
+    names = sorted({name for pair in counts for name in pair}, key=_natural)
     if len(names) <= _MAX_CLASSES_IN_COLOURS:
         kind = "matrix" if len(names) <= _MAX_CLASSES_IN_NUMBERS else "map"
-        cells = {(label, answer): images for label, answer, images in counts}
-        made.append({"kind": kind, "names": names, "cells": cells, "totals": totals})
-    wrong = [count for count in counts if count.label != count.answer]
-    wrong.sort(key=lambda count: (-count.images, count.label, count.answer))
+        made.append({"kind": kind, "names": names, "cells": counts, "totals": totals})
+    wrong = sorted((-images, *pair) for pair, images in counts.items() if pair[0] != pair[1])
     rows = [
-        (own, answer, f"{images:,}", share(images / totals[own]))
-        for own, answer, images in wrong[:_NUM_CONFUSIONS]
+        (own, answer, f"{-images:,}", share(-images / totals[own]))
+        for images, own, answer in wrong[:_NUM_CONFUSIONS]
     ]
     header = ("class", "answered as", "images", "of the class")
     return [*made, table("Most frequent confusions", header, rows, names=2)] if rows else made
 
 
-def _totals(counts: Sequence[Count]) -> Counter[str]:
+def _totals(counts: Counts) -> Counter[str]:
     totals: Counter[str] = Counter()
-    for label, _, images in counts:
+    for (label, _), images in counts.items():
         totals[label] += images
     return totals
 
 
-def worst_classes(counts: Sequence[Count], answers: "Answers | None", budget: Budget) -> list[Block]:
+def worst_classes(counts: Counts, answers: "Answers | None", budget: Budget) -> list[Block]:
     """Return the classes with the lowest accuracy, with wrongly answered images if they can be read."""
-    totals, right = _totals(counts), _totals([count for count in counts if count.label == count.answer])
-    worst = sorted(
-        totals, key=lambda name: (right[name] / (totals[name] or 1), -totals[name], _natural(name))
-    )
+    totals = _totals(counts)
+    worst = sorted(totals, key=lambda n: (counts[n, n] / (totals[n] or 1), -totals[n], _natural(n)))
     rows = []
     for name in worst[:_NUM_WORST]:
-        if right[name] < totals[name]:
-            correct = f"{right[name]:,} of {totals[name]:,}"
-            pictures = _wrong_answers(name, answers, budget) if answers is not None else []
-            rows.append((name, share(right[name] / totals[name]), correct, pictures or DASH))
+        right, total = counts[name, name], totals[name]
+        if right < total:
+            pictures = _wrong_pictures(name, answers, budget) if answers is not None else []
+            rows.append((name, share(right / total), f"{right:,} of {total:,}", pictures or MISSING))
     header = ("class", "accuracy", "correct", "wrong answers")
     return [table("Worst classes", header, rows)] if rows else []
 
 
-def _wrong_answers(name: str, answers: "Answers", budget: Budget) -> list[Block]:
+def _wrong_pictures(name: str, answers: "Answers", budget: Budget) -> list[Block]:
     names = answers.source.class_names
     if name not in names:
         return []
     wrong = (answers.labels == names.index(name)) & ~answers.is_right
-    pictures = []
-    for sample in np.flatnonzero(wrong)[:_NUM_WRONG].tolist():
-        answer = names[answers.best[sample, 0]]
-        picture = thumbnail(answers.source, sample, f"class {name}, answered as {answer}", budget)
-        if picture is not None:
-            pictures.append(picture | {"caption": f"as {answer}"})
-    return pictures
+    said = {sample: names[answers.best[sample, 0]] for sample in np.flatnonzero(wrong)[:_NUM_WRONG].tolist()}
+    return [
+        picture | {"caption": f"as {answer}"}
+        for sample, answer in said.items()
+        if (picture := thumbnail(answers.source, sample, f"class {name}, answered as {answer}", budget))
+    ]
 
 
 def _natural(name: str) -> tuple[int, str]:
@@ -136,21 +124,102 @@ def _natural(name: str) -> tuple[int, str]:
     return (int(name), "") if name.isascii() and name.isdecimal() and len(name) < 10 else (10**10, name)
 
 
+# Wrong answers
+
+
+def wrong_answers(run: RunRecords, answers: "Answers | None", budget: Budget) -> list[Block]:
+    """Return the most confident wrong answers with their images, and a list of more.
+
+    Args:
+        run: its answers to all images are taken if it recorded them.
+        answers: those that were computed for the page, and the images; None if there are none.
+        budget: for pictures.
+    """
+    rows = _recorded(run)
+    source, total = (answers.whole if answers else None), run.metrics.get("total", 0)
+    if rows is None and answers is not None:
+        rows, source, total = _computed(answers), answers.source, len(answers.labels)
+    if not rows:
+        return []
+    rows.sort(key=lambda row: -row["probability"])
+    items = []
+    for row in rows[:_NUM_EXAMPLES] if source is not None else ():
+        assert source is not None
+        picture = thumbnail(source, row["sample"], f"{row['path']}, of class {row['truth']}", budget)
+        bars = [(row["answer"], row["probability"]), (row["truth"], row["truth_probability"])]
+        bars = [(name, probability) for name, probability in bars if probability is not None]
+        if picture is not None:
+            items.append({"picture": picture, "label": row["truth"], "is_right": False, "bars": bars})
+    listed = [
+        (
+            *(row[name] for name in ("path", "truth", "answer")),
+            *(share(row[name]) for name in ("probability", "truth_probability")),
+            row["is_suspect"],
+        )
+        for row in rows[:_NUM_LISTED]
+    ]
+    header = ("image", "class", "answer", "probability", "of the class", "label suspected")
+    title = f"{count_text(len(rows), 'wrong answer')} to {count_text(total, 'image')}"
+    note = f"The most confident {_NUM_LISTED}." if len(rows) > _NUM_LISTED else ""
+    listing = table("Wrong answers, the most confident first", header, listed, names=3, note=note)
+    return [
+        paragraph(f"{title}, the most confident first.", "note"),
+        {"kind": "examples", "items": items},
+        {"kind": "fold", "title": "List of wrong answers", "blocks": [group("listing", [listing])]},
+    ]
+
+
+def _recorded(run: RunRecords) -> list[dict[str, Any]] | None:
+    """Return the wrong rows of the answers that an evaluation wrote; None if there are none, or they were
+    changed.
+    """
+    file, suspects = Path(run.result.files.get("answers", "") if run.result else ""), run.folder / SUSPECTS
+    try:
+        if run.provenance.get("answers_sha256") != answers_digest(file):
+            return None
+        suspected = {row["path"] for row in read_answers(suspects)} if suspects.is_file() else set()
+        rows = read_answers(file)
+    except VitctlError:
+        return None
+    return [
+        row | {"sample": n, "is_suspect": "yes" * (row["path"] in suspected)}
+        for n, row in enumerate(rows)
+        if not is_right(row)
+    ]
+
+
+def _computed(answers: "Answers") -> list[dict[str, Any]]:
+    names, labels = answers.source.class_names, answers.labels
+    return [
+        {
+            "sample": n,
+            "path": sample_key(answers.source, n),
+            "truth": names[labels[n]],
+            "answer": names[answers.best[n, 0]],
+            "probability": float(answers.shares[n, 0]),
+            "truth_probability": None,
+            "is_suspect": MISSING,
+        }
+        for n in np.flatnonzero(~answers.is_right & (labels >= 0)).tolist()
+    ]
+
+
 # Examples and pictures
 
 
 def examples(answers: "Answers", budget: Budget) -> Block:
     """Return evenly spaced images with their answers."""
-    names, items, number = answers.source.class_names, [], min(_NUM_EXAMPLES, len(answers.labels))
-    for sample in (n * len(answers.labels) // number for n in range(number)):
+    names, total = answers.source.class_names, len(answers.labels)
+    number = min(_NUM_EXAMPLES, total)
+    items = []
+    for sample in (n * total // number for n in range(number)):
         label = names[answers.labels[sample]]
         picture = thumbnail(answers.source, sample, f"a test image of class {label}", budget)
+        best = zip(answers.best[sample][:3], answers.shares[sample].tolist(), strict=False)
+        bars = [(names[answer], probability) for answer, probability in best]
         if picture is not None:
-            best = zip(answers.best[sample][:3], answers.shares[sample].tolist(), strict=False)
-            bars = [(names[answer], share) for answer, share in best]
-            items.append(
-                {"picture": picture, "label": label, "is_right": bool(answers.is_right[sample]), "bars": bars}
-            )
+            is_right = bool(answers.is_right[sample])
+            items.append({"picture": picture, "label": label, "is_right": is_right, "bars": bars})
     return {"kind": "examples", "items": items}
 
 
@@ -164,33 +233,25 @@ def thumbnail(source: Source, sample: int, alt: str, budget: Budget) -> Block | 
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     # Small images are enlarged without blur.
     method = Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.LANCZOS
-    file = io.BytesIO()
-    image.resize(size, method).save(file, "JPEG", quality=82)
-    return budget.picture(file.getvalue(), "image/jpeg", alt, size)
+    return budget.picture(_encoded(image.resize(size, method), "JPEG", quality=82), "image/jpeg", alt, size)
 
 
 def inspect_pictures(run: Path, budget: Budget) -> tuple[list[Block], list[str]]:
-    """Return the PNG and SVG files under RUN/inspect, and a line for each that cannot be shown.
-
-    An SVG is shown as an image, in which browsers run no scripts. If both formats exist, the smaller is
-    taken.
-    """
-    files: dict[Path, Path] = {}
-    for path in sorted((run / INSPECT).rglob("*")):
-        if path.suffix.lower() in _KINDS and path.is_file() and not path.is_symlink():
-            other = files.get(path.with_suffix(""))
-            if other is None or path.stat().st_size < other.stat().st_size:
-                files[path.with_suffix("")] = path
+    """Return the PNG files under RUN/inspect, and a line for each that cannot be shown."""
+    files = [path for path in sorted((run / INSPECT).rglob("*.png")) if path.is_file()]
     pictures, problems = [], []
-    for path in list(files.values())[:_MAX_PICTURES]:
+    for path in files[:_MAX_PICTURES]:
         name = str(path.relative_to(run))
         title = " ".join(path.stem.replace("_", " ").replace("-", " ").split()) or name
-        kind = _KINDS[path.suffix.lower()]
         try:
-            picture = budget.picture(_picture_bytes(path), kind, f"{title}, drawn by vitctl inspect")
+            content = read_bytes(path, _MAX_PICTURE_BYTES, error=CheckpointError)
+            with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
+                image.thumbnail((_MAX_WIDTH, image.height))
+                content = _encoded(image, "PNG", optimize=True)
         except (VitctlError, OSError, ValueError, Image.DecompressionBombError) as error:
             problems.append(f"{name}: {error}")
             continue
+        picture = budget.picture(content, "image/png", f"{title}, drawn by vitctl inspect")
         if picture is None:
             problems.append(f"{name}: the page has no room for it")
         else:
@@ -200,20 +261,7 @@ def inspect_pictures(run: Path, budget: Budget) -> tuple[list[Block], list[str]]
     return pictures, problems
 
 
-def _picture_bytes(path: Path) -> bytes:
-    """Return the bytes of a picture, or of a smaller copy if a PNG is wider than needed."""
-    content = read_bytes(path, _MAX_PICTURE_BYTES, error=CheckpointError)
-    if path.suffix.lower() == ".svg":
-        return content
-    with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
-        if image.width * image.height > _MAX_PIXELS:
-            raise CheckpointError(f"{image.width} x {image.height} pixels are too many")
-        if image.width <= _MAX_WIDTH:
-            image.load()
-            return content
-        smaller = image.convert("RGB").resize(
-            (_MAX_WIDTH, max(1, round(image.height * _MAX_WIDTH / image.width)))
-        )
+def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
     file = io.BytesIO()
-    smaller.save(file, "PNG", optimize=True)
+    image.save(file, kind, **options)
     return file.getvalue()

@@ -8,8 +8,9 @@ import base64
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,16 @@ from vitctl.errors import VitctlError
 from vitctl.report.charts import FRAME, Block, overlaid, run_charts
 from vitctl.report.class_tables import (
     Budget,
+    Counts,
     confusion_blocks,
     examples,
     inspect_pictures,
     read_counts,
     worst_classes,
+    wrong_answers,
 )
 from vitctl.report.result_tables import (
+    MISSING,
     group,
     is_digest,
     number_of,
@@ -36,14 +40,13 @@ from vitctl.report.result_tables import (
     repeating_command,
     result_blocks,
     run_table,
-    sweep_blocks,
+    sweep_block,
     tiles,
     value_text,
     warnings,
 )
 from vitctl.report.run_records import RunRecords, SweepRecords, inner_trainings, read_folders
 from vitctl.report.sweep_table import shared_words
-from vitctl.report.wrong_answers import wrong_answers
 from vitctl.system.files import check_free, write_text
 from vitctl.system.text import printable
 
@@ -64,22 +67,19 @@ Say = Callable[[str], None]
 
 @dataclass
 class _Page:
-    """State shared by the sections of a page: the limits that are left, and the answers computed for it.
+    """What is left of the limits of a page, and the answers that were computed for it.
 
     Args:
         budget: for pictures.
         full_runs: number of runs that are still shown with curves and recipe.
-        most_images, say: as for `write_report`.
-        answers: of the classifiers, by run folder; text is the reason if there are none.
-        num_asked: classifiers asked so far.
+        answers: of the classifiers that were asked, by run folder; text is the reason if there are none.
+        reason: why the others have none.
     """
 
     budget: Budget
     full_runs: int
-    most_images: int | None
-    say: Say
-    answers: "dict[Path, Answers | str]" = field(default_factory=dict)
-    num_asked: int = 0
+    answers: "dict[Path, Answers | str]"
+    reason: str
 
 
 def write_report(
@@ -110,11 +110,15 @@ def write_report(
     names = [folder.resolve().name for folder in folders]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     title = title or f"Report: {', '.join(names[:3])}{more}"
-    answers: dict[Path, Answers | str] = {}
+    best = [_best(sweep) for sweep in sweeps]
+    asked = [run for run in (*runs, *best) if run is not None and _is_scored(run)][:_MAX_ANSWERED]
+    answers = {run.folder: _ask(run, most_images, say) for run in asked if most_images != 0}
+    reason = "the page shows those of other runs; make a page of this run alone"
+    if most_images == 0:
+        reason = "none were asked for (--images 0)"
     text, size = "", 0
     for pictures, full_runs in _LIMITS:
-        page = _Page(Budget(pictures), full_runs, most_images, say, answers)
-        text = _render(title, runs, sweeps, page)
+        text = _render(title, runs, sweeps, _Page(Budget(pictures), full_runs, answers, reason))
         size = len(text.encode(errors="backslashreplace"))
         if size <= MAX_BYTES:
             break
@@ -122,10 +126,33 @@ def write_report(
     return size
 
 
+def _best(sweep: SweepRecords) -> RunRecords | None:
+    values = [(number_of(run.job, run.metrics)[1], run) for run in sweep.runs]
+    known = [(value, run) for value, run in values if value is not None]
+    return max(known, key=lambda one: one[0])[1] if known else None
+
+
+def _is_scored(run: RunRecords) -> bool:
+    return run.job in _CLASSIFIERS and "accuracy" in run.metrics and run.status == "done"
+
+
+def _ask(run: RunRecords, most_images: int | None, say: Say) -> "Answers | str":
+    """Return the answers of a run's classifier, or why there are none."""
+    if run.recipe is None:
+        return "the recipe of the run cannot be read"
+    from vitctl.report.answers import answer_split
+
+    say(f"{run.name}: test images for its classifier")
+    try:
+        return answer_split(run, most_images)
+    except (VitctlError, OSError) as error:
+        return f"the weights or the data of the run cannot be opened any more ({error})"
+
+
 def _render(title: str, runs: Sequence[RunRecords], sweeps: Sequence[SweepRecords], page: _Page) -> str:
     links = [f"run{number}" for number in range(len(runs))]
     trained = {run.name: run.records for run in runs if any(r.get("kind") == "train" for r in run.records)}
-    charts = overlaid("all", dict(list(trained.items())[:_MAX_OVERLAID]))
+    charts = overlaid("all", dict(list(trained.items())[:_MAX_OVERLAID])) if len(trained) > 1 else []
     style, script = ((_TEMPLATE / name).read_text("utf-8") for name in ("report.css", "report.js"))
     policy = (
         f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}; "
@@ -140,7 +167,7 @@ def _render(title: str, runs: Sequence[RunRecords], sweeps: Sequence[SweepRecord
         script=script,
         sweeps=[_sweep(f"sweep{number}", sweep, page) for number, sweep in enumerate(sweeps)],
         overview=group("pair", [run_table(runs, links), *charts]) if len(runs) > 1 else None,
-        runs=[_run(link, run, page, run.job in _CLASSIFIERS) for link, run in zip(links, runs, strict=True)],
+        runs=[_run(link, run, page) for link, run in zip(links, runs, strict=True)],
     ) + "\n"  # fmt: skip
 
 
@@ -161,7 +188,11 @@ def _environment() -> Environment:
 
 
 def _plain(value: Any) -> Any:
-    """Show control characters and direction marks as escapes; leave the markup of macros as it is."""
+    """Show control characters and direction marks as escapes, and what is missing as a dash; leave the markup
+    of macros as it is.
+    """
+    if value == MISSING:
+        return "–"
     return value if hasattr(value, "__html__") else printable(str(value))
 
 
@@ -170,29 +201,20 @@ def _digest(text: str) -> str:
 
 
 def _sweep(link: str, sweep: SweepRecords, page: _Page) -> dict[str, Any]:
-    """Return a sweep: its table, the curves of its runs in one chart, and each run.
-
-    The classifier of the best run answers images.
-    """
-    values = {run.name: number_of(run.job, run.metrics)[1] for run in sweep.runs}
-    known = {name: value for name, value in values.items() if value is not None}
-    best = max(known, key=lambda name: known[name], default="")
+    """Return a sweep: its table, the curves of its runs in one chart, and each run."""
     first = sweep.runs[:_MAX_OVERLAID]
     names = shared_words([run.name for run in first]) if first else []
     charts = overlaid(link, {name: run.records for name, run in zip(names, first, strict=True)})
-    blocks = [*sweep_blocks(link, sweep), *_charts(charts)]
+    blocks = [sweep_block(link, sweep), *_charts(charts)]
     if len(sweep.runs) > _MAX_OVERLAID:
         text = f"The charts show the first {_MAX_OVERLAID} of {len(sweep.runs)} runs."
         blocks.append(paragraph(text, "note"))
-    runs = [
-        _run(f"{link}-{number}", run, page, asks=run.name == best and run.job in _CLASSIFIERS)
-        for number, run in enumerate(sweep.runs)
-    ]
+    runs = [_run(f"{link}-{number}", run, page) for number, run in enumerate(sweep.runs)]
     return {"link": link, "name": sweep.folder.name, "blocks": blocks, "runs": runs}
 
 
-def _run(link: str, run: RunRecords, page: _Page, asks: bool) -> dict[str, Any]:
-    """Return a run's section; `asks`: whether its classifier may answer images."""
+def _run(link: str, run: RunRecords, page: _Page) -> dict[str, Any]:
+    """Return a run's section."""
     is_full = page.full_runs > 0
     page.full_runs -= 1
     pictures, unseen = inspect_pictures(run.folder, page.budget)
@@ -201,8 +223,8 @@ def _run(link: str, run: RunRecords, page: _Page, asks: bool) -> dict[str, Any]:
         "Curves": _charts(run_charts(link, run.records)) if is_full else [],
         "Trainings inside": _inner(link, inner_trainings(run.folder)) if is_full else [],
     }
-    if run.job in _CLASSIFIERS and "accuracy" in run.metrics and run.status == "done":
-        parts |= _answer_parts(run, page, asks)
+    if _is_scored(run):
+        parts |= _answer_parts(run, page)
     parts["Pictures of the network"] = [group("pictures", pictures)] if pictures else []
     origins = run.recipe.origins.values() if run.recipe else ()
     return {
@@ -227,16 +249,13 @@ def _charts(charts: Sequence[Block]) -> list[Block]:
 
 def _inner(link: str, inner: dict[str, list[Record]]) -> list[Block]:
     """Return loss and accuracy of tasks, rates and seeds; those of one kind share their charts."""
-    kinds: dict[str, list[str]] = {}
-    for name in inner:
-        kinds.setdefault(name.partition("/")[0], []).append(name)
     charts = []
-    for kind, names in kinds.items():
+    for kind, same in groupby(inner, key=lambda name: name.partition("/")[0]):
+        names = list(same)
         for begin in range(0, len(names), _MAX_OVERLAID):
             some = names[begin : begin + _MAX_OVERLAID]
             curves = {short: inner[name] for short, name in zip(shared_words(some, "/"), some, strict=True)}
-            prefix = f"{link}-{kind}-{begin}"
-            charts += overlaid(prefix, curves) or run_charts(prefix, inner[some[0]])[:2]
+            charts += overlaid(f"{link}-{kind}-{begin}", curves)
     blocks = _charts(charts[:_MAX_INNER])
     if (left := len(charts) - _MAX_INNER) > 0:
         text = f"{left} more charts are left out; log.jsonl of each training has their numbers."
@@ -244,22 +263,19 @@ def _inner(link: str, inner: dict[str, list[Record]]) -> list[Block]:
     return blocks
 
 
-def _answer_parts(run: RunRecords, page: _Page, asks: bool) -> dict[str, list[Block]]:
+def _answer_parts(run: RunRecords, page: _Page) -> dict[str, list[Block]]:
     """Return confusions, worst classes and examples, or a line that says why they cannot be shown."""
-    reason = _ask(run, page, asks)
-    answers = None if reason else page.answers[run.folder]
-    assert not isinstance(answers, str)
+    found = page.answers.get(run.folder, page.reason)
+    answers = None if isinstance(found, str) else found
+    note = f"No sample images: {found}." if isinstance(found, str) else f"{found.split}: {found.remark}."
     try:
         counts = read_counts(run.folder, answers)
     except VitctlError as error:
-        counts, reason = [], str(error)
-    text = f"No sample images: {reason}."
-    if answers is not None and not reason:
-        text = f"{answers.split}: {answers.remark}."
-    total = sum(count.images for count in counts)
-    if answers is not None and total != len(answers.labels):
-        text += f" The tables of classes count all {total:,} images of the evaluation."
-    classes = [paragraph(text, "note")]
+        counts, note = Counts(), f"{note} {error}."
+    total = counts.total()
+    if answers is not None and total not in (0, len(answers.labels)):
+        note += f" The tables of classes count all {total:,} images of the evaluation."
+    classes = [paragraph(note, "note")]
     if counts:
         classes.append(group("pair classes", confusion_blocks(counts)))
         classes.append(group("classes", worst_classes(counts, answers, page.budget)))
@@ -268,25 +284,3 @@ def _answer_parts(run: RunRecords, page: _Page, asks: bool) -> dict[str, list[Bl
         "Wrong answers": wrong_answers(run, answers, page.budget),
         "Examples": [examples(answers, page.budget)] if answers is not None else [],
     }
-
-
-def _ask(run: RunRecords, page: _Page, asks: bool) -> str:
-    """Compute the answers of a run's classifier, once for a page; return why there are none, or ""."""
-    if page.most_images == 0:
-        return "none were asked for (--images 0)"
-    if run.recipe is None:
-        return "the recipe of the run cannot be read"
-    if not asks or page.num_asked >= _MAX_ANSWERED:
-        return "the page shows those of other runs; make a page of this run alone"
-    page.num_asked += 1
-    if run.folder not in page.answers:
-        from vitctl.report.answers import answer_split
-
-        page.say(f"{run.name}: test images for its classifier")
-        try:
-            page.answers[run.folder] = answer_split(run, page.most_images)
-        except (VitctlError, OSError) as error:
-            reason = f"the weights or the data of the run cannot be opened any more ({error})"
-            page.answers[run.folder] = reason
-    answers = page.answers[run.folder]
-    return answers if isinstance(answers, str) else ""

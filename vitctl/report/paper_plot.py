@@ -9,22 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitctl.errors import RecipeError
 from vitctl.models.variants import HybridConfig, variant
 from vitctl.recipe.paper import OTHERS, RESULTS, VTAB_MODELS
 from vitctl.report.our_results import OurResults, is_resnet, pretraining_recipe
-from vitctl.report.paper_table import Accuracy, Gpu, ResultRow, result_rows, task_rows
+from vitctl.report.paper_table import Accuracy, Gpu, result_rows, task_rows
 from vitctl.system.figures import GREY, PALE, SERIES, label_text, new_figure, plain_axes, save_figure
-from vitctl.system.files import read_json
 from vitctl.system.text import bytes_text, count_text
 
-_FAMILIES = {"ViT": ("o", SERIES[0]), "ResNet": ("s", SERIES[1]), "hybrid": ("^", SERIES[2])}
 _ANY_GPU = Gpu("H100", 0.4)  # GPU-days are not shown
 _BAR = 0.36
-_COST = "exaFLOPs of the pre-training"
-SPEEDS = "speed.json"  # the default of `bench model --resolutions`
-_USUAL_SIDE = 224  # of Fig. 13
-_MOST_BYTES = 16 << 20
+_USUAL_SIDE = 224  # pixels of an image whose FLOPs are shown
 _MARKERS = "osD^vP*X"
 _MEMORY_TITLE = "Fig. 12: memory (hollow: not tried, from bytes per image)"
 
@@ -121,64 +115,46 @@ def draw_figure_5(ours: OurResults, path: Path) -> Path:
 
     Paper: Figure 5, with the numbers of Table 6
     """
-    columns = RESULTS["fig5"].shown
-    rows = result_rows("fig5", columns, ours, _ANY_GPU)
-    figure = new_figure(8.4, 3.9)
-    panels = figure.subplots(1, len(columns))
-    for number, (column, panel) in enumerate(zip(columns, panels, strict=True)):
-        for row in rows:
-            _point(panel, _exaflops(row), row.accuracies[number], *_FAMILIES[family_of(row.recipe)])
-        number_decades(panel.xaxis)
-        plain_axes(panel, x=_COST, y="" if number else "top-1, %", title=column, grid="both")
-    for family, (marker, colour) in _FAMILIES.items():
-        panels[0].plot([], [], marker, color=colour, label=family, markersize=5)
-    panels[0].legend(fontsize=8, frameon=False)
-    return save_figure(figure, path, "Fig. 5: transfer and cost; filled: the paper, hollow: ours")
+    title = "Fig. 5: transfer and cost; filled: the paper, hollow: ours"
+    return _draw_costs("fig5", RESULTS["fig5"].shown, ours, path, title, family_of)
 
 
 def draw_figure_13(ours: OurResults, path: Path) -> Path:
-    """Draw axial networks: linear 5-shot against the FLOPs of pre-training, and against measured images/s.
+    """Draw axial networks: linear 5-shot on ImageNet against the cost of the pre-training.
 
-    The speeds are those of `bench model --resolutions` in the folder of our runs.
-
-    Raises:
-        RecipeError: the measured numbers cannot be read.
-
-    Paper: Figure 13
+    Paper: Figure 13 left; the speeds of its right half are in the plot of `bench model --resolutions`
     """
-    rows = result_rows("fig13", ("5-shot",), ours, _ANY_GPU)
-    names = [pretraining_recipe(row.recipe).model.name for row in rows]
-    speeds, speed_label = read_speeds(ours.folder / SPEEDS)
-    figure = new_figure(8.4, 3.9)
-    flops, speed = figure.subplots(1, 2, sharey=True)
-    for row, name, colour in zip(rows, names, SERIES, strict=True):
-        marker, _ = _FAMILIES["ResNet" if "R50" in row.recipe.upper() else "ViT"]
-        _point(flops, _exaflops(row), row.accuracies[0], marker, colour)
-        if name in speeds:
-            _point(speed, speeds[name], row.accuracies[0], marker, colour)
-        flops.plot([], [], marker, color=colour, label=name, markersize=5)
-    number_decades(flops.xaxis)
-    number_decades(speed.xaxis)
-    plain_axes(flops, x=_COST, y="ImageNet 5-shot, %", grid="both")
-    plain_axes(speed, x=speed_label, grid="both")
-    flops.set_xlim(*_around([_exaflops(row) for row in rows]))
-    if speeds:
-        speed.set_xlim(*_around([*speeds.values()]))
-    else:
-        file = label_text(str(ours.folder / SPEEDS))
-        hint = f"no speeds:\nvitctl bench model {' '.join(names)}\n--resolutions 224 --json {file}"
-        speed.text(0.5, 0.5, hint, ha="center", fontsize=7, color=PALE, transform=speed.transAxes)
-    figure.legend(loc="outside lower center", ncols=len(rows), fontsize=7, frameon=False)
     title = "Fig. 13: axial attention; filled: the paper (Table 8; it prints no other), hollow: ours"
+    return _draw_costs(
+        "fig13", ("5-shot",), ours, path, title, lambda name: pretraining_recipe(name).model.name
+    )
+
+
+def _draw_costs(
+    number: str,
+    columns: tuple[str, ...],
+    ours: OurResults,
+    path: Path,
+    title: str,
+    kind_of: Callable[[str], str],
+) -> Path:
+    """Draw a panel for each column; each kind of recipe has its colour."""
+    rows = result_rows(number, columns, ours, _ANY_GPU)
+    kinds = dict.fromkeys(kind_of(row.recipe) for row in rows)
+    style = {kind: (marker, colour) for kind, marker, colour in zip(kinds, _MARKERS, SERIES, strict=False)}
+    figure = new_figure(4.2 * max(len(columns), 1.5), 3.9)
+    panels = figure.subplots(1, len(columns), squeeze=False)[0]
+    for at, (column, panel) in enumerate(zip(columns, panels, strict=True)):
+        for row in rows:
+            flops = row.paper_exaflops or row.cost.exaflops
+            _point(panel, flops, row.accuracies[at], *style[kind_of(row.recipe)])
+        number_decades(panel.xaxis)
+        y = "" if at else "top-1, %"
+        plain_axes(panel, x="exaFLOPs of the pre-training", y=y, title=column, grid="both")
+    for kind, (marker, colour) in style.items():
+        panels[0].plot([], [], marker, color=colour, label=kind, markersize=5)
+    panels[0].legend(fontsize=8, frameon=False)
     return save_figure(figure, path, title)
-
-
-def _around(values: Sequence[float]) -> tuple[float, float]:
-    return min(values) / 1.5, max(values) * 1.5
-
-
-def _exaflops(row: ResultRow) -> float:
-    return row.paper_exaflops or row.cost.exaflops
 
 
 def family_of(name: str) -> str:
@@ -200,37 +176,6 @@ PLOTS: Mapping[str, Callable[[OurResults, Path], Path]] = {
 # Figure 12
 
 
-def read_speeds(path: Path) -> tuple[dict[str, float], str]:
-    """Read numbers of `bench model --resolutions`.
-
-    Returns:
-        images/s of a core at 224 pixels by model, and the label of their axis; no models if there is no such
-        file.
-
-    Raises:
-        RecipeError: the file holds something else.
-    """
-    if not path.is_file():
-        return {}, "images/s"
-    result = read_json(path, _MOST_BYTES, error=RecipeError)
-    try:
-        cells = [
-            cell
-            for cell in result["cells"]
-            if cell["image_size"] == _USUAL_SIDE and cell["images_per_second"]
-        ]
-        speeds = {
-            str(cell["model"]): float(cell["images_per_second"]) / int(result["cores"]) for cell in cells
-        }
-        if not all(0 < speed < math.inf for speed in speeds.values()):
-            raise ValueError
-        return speeds, label_text(f"images/s of a {result['core']}, {result['machine']['device_name']}")
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        raise RecipeError(
-            f"{path}: should hold numbers of `vitctl bench model --resolutions`; measure them again"
-        ) from None
-
-
 def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
     """Draw speed and largest batch against the resolution, and speed against FLOPs, for each network.
 
@@ -250,23 +195,22 @@ def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
     figure = new_figure(10.2, 3.7)
     speed, batch, cost = figure.subplots(1, 3)
     for number, name in enumerate(models):
-        timed = [cell for cell in cells if cell["model"] == name and cell["images_per_second"]]
-        rates = [(cell["image_size"], cell["images_per_second"] / cores, not cell["note"]) for cell in timed]
-        fitting = [cell for cell in timed if cell["largest_batch"]]
-        batches = [(cell["image_size"], cell["largest_batch"], cell["largest_tried"]) for cell in fitting]
-        costs = [
-            (cell["gflops"], cell["images_per_second"] / cores, not cell["note"])
-            for cell in timed
-            if cell["image_size"] == usual
+        timed = [
+            {**cell, "rate": cell["images_per_second"] / cores, "is_sure": not cell["note"]}
+            for cell in cells
+            if cell["model"] == name and cell["images_per_second"]
         ]
+        fitting = [cell for cell in timed if cell["largest_batch"]]
+        at_usual = [cell for cell in timed if cell["image_size"] == usual]
         style = {"color": SERIES[number % len(SERIES)], "marker": _MARKERS[number % len(_MARKERS)]}
         line = "-" if number < len(SERIES) else "--"
         speed.plot([], [], label=label_text(name), markersize=5, linestyle=line, **style)
-        _measured(speed, rates, line, style)
-        _measured(batch, batches, line, style)
-        _measured(cost, costs, "", style)
-        for x, y, _ in costs:
-            cost.annotate(label_text(name), (x, y), (4, 3), textcoords="offset points", fontsize=6)
+        _measured(speed, timed, ("image_size", "rate", "is_sure"), line, style)
+        _measured(batch, fitting, ("image_size", "largest_batch", "largest_tried"), line, style)
+        _measured(cost, at_usual, ("gflops", "rate", "is_sure"), "", style)
+        for cell in at_usual:
+            place = (cell["gflops"], cell["rate"])
+            cost.annotate(label_text(name), place, (4, 3), textcoords="offset points", fontsize=6)
     if not any(cell["largest_batch"] for cell in cells):
         hint = "no time to find it:\ngive more --seconds"
         batch.text(0.5, 0.5, hint, ha="center", fontsize=8, color=PALE, transform=batch.transAxes)
@@ -294,10 +238,15 @@ def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
 
 
 def _measured(
-    panel: Any, points: Sequence[tuple[float, float, bool]], line: str, style: Mapping[str, str]
+    panel: Any,
+    cells: Sequence[Mapping[str, Any]],
+    keys: tuple[str, str, str],
+    line: str,
+    style: Mapping[str, str],
 ) -> None:
-    """Draw a line through points (x, y, measured); hollow markers where it was not measured."""
-    panel.plot([x for x, _, _ in points], [y for _, y, _ in points], color=style["color"], linestyle=line)
+    """Draw a line through cells; `keys` are of x, y and whether it was measured: hollow if not."""
+    points = [tuple(cell[key] for key in keys) for cell in cells]
+    panel.plot([x for x, *_ in points], [y for _, y, _ in points], color=style["color"], linestyle=line)
     for x, y, measured in points:
         face = style["color"] if measured else "white"
         panel.plot([x], [y], mfc=face, markersize=5, linestyle="", **style)

@@ -28,9 +28,9 @@ from vitctl.report.our_results import VTAB, OurResults, Ours, Pretraining, exper
 
 SECONDS_PER_DAY = 86_400
 SETTINGS = {
-    "1": ("layers", "width", "MLP", "heads", "paper", "parameters"),
-    "3": ("data", "epochs", "lr", "decay", "wd", "dropout"),
-    "4": ("steps", "rates", "batch", "pixels"),
+    "1": ("model", "layers", "width", "MLP", "heads", "paper", "parameters"),
+    "3": ("recipe", "data", "epochs", "lr", "decay", "wd", "dropout", "GPU-days"),
+    "4": ("recipe", "steps", "rates", "batch", "pixels"),
 }
 
 
@@ -70,14 +70,6 @@ class ResultRow(NamedTuple):
     cost: TrainingCost
     paper_exaflops: float | None
     paper_core_days: float | None
-
-
-class SettingRow(NamedTuple):
-    """A row of Table 1, 3 or 4: what the model or the recipe sets, as text by column."""
-
-    recipe: str
-    values: tuple[str, ...]
-    cost: TrainingCost | None
 
 
 class TaskRow(NamedTuple):
@@ -166,8 +158,8 @@ def task_rows(number: str, ours: OurResults) -> list[TaskRow]:
     return rows
 
 
-def setting_rows(number: str, gpu: Gpu) -> list[SettingRow]:
-    """Return the rows of Table 1, 3 or 4, as the models and the recipes have them."""
+def setting_rows(number: str, gpu: Gpu) -> list[tuple[str, ...]]:
+    """Return the rows of Table 1, 3 or 4, as the models and the recipes have them: name, then `SETTINGS`."""
     if number == "1":
         return [_table_1(name) for name in TABLE_1]
     if number == "3":
@@ -175,24 +167,23 @@ def setting_rows(number: str, gpu: Gpu) -> list[SettingRow]:
     return [_table_4(name) for name in TABLE_4]
 
 
-def _table_1(name: str) -> SettingRow:
+def _table_1(name: str) -> tuple[str, ...]:
     config = variant(name, num_classes=1000)
     assert isinstance(config, ViTConfig)
     sizes = (config.depth, config.hidden_size, config.mlp_size, config.num_heads)
-    values = (*map(str, sizes), f"{TABLE_1[name]}M", f"{count_parameters(config):,}")
-    return SettingRow(name, values, None)
+    return (name, *map(str, sizes), f"{TABLE_1[name]}M", f"{count_parameters(config):,}")
 
 
-def _table_3(name: str, gpu: Gpu) -> SettingRow:
+def _table_3(name: str, gpu: Gpu) -> tuple[str, ...]:
     recipe = pretraining_recipe(name)
     config = recipe.network(1000)
     dropout = f"{config.dropout:g}" if isinstance(config, ViTConfig) else "none"
     o, s = recipe.optimizer, recipe.schedule
     rates = (f"{s.total_epochs:g}", f"{o.lr:g}", s.decay, f"{o.weight_decay:g}")
-    return SettingRow(name, (recipe.data.dataset, *rates, dropout), cost_of(name, gpu))
+    return (name, recipe.data.dataset, *rates, dropout, cost_text(cost_of(name, gpu).gpu_days))
 
 
-def _table_4(name: str) -> SettingRow:
+def _table_4(name: str) -> tuple[str, ...]:
     recipe = load_recipe(name).recipe
     assert isinstance(recipe, Finetune | Vtab)
     s, lr = recipe.schedule, recipe.optimizer.lr
@@ -202,4 +193,11 @@ def _table_4(name: str) -> SettingRow:
         tried = recipe.vtab.sweep_steps or (s.total_steps,)
         steps = ", ".join(f"{n:,}" + " (ours)" * (n != s.total_steps) for n in tried)
         rates = ", ".join(f"{one:g}" + " (ours)" * (one != lr) for one in recipe.vtab.sweep_lrs or (lr,))
-    return SettingRow(name, (steps, rates, str(s.batch_size), str(recipe.data.image_size)), None)
+    return (name, steps, rates, str(s.batch_size), str(recipe.data.image_size))
+
+
+def cost_text(value: float | None) -> str:
+    """Write a cost with three digits and no exponent."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -13,7 +13,7 @@ from vitctl.jobs.record.result import RunResult, read_own_records, read_result
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.write import written_name
 from vitctl.report.sweep_table import TABLE
-from vitctl.system.files import RECIPE as RECIPE_SIZE
+from vitctl.system import limits
 from vitctl.system.files import inside, read_bytes
 
 _MAX_LAUNCH_BYTES = 2**16
@@ -99,21 +99,19 @@ def read_folders(folders: Sequence[Path]) -> tuple[list[RunRecords], list[SweepR
     for folder in folders:
         if not folder.is_dir():
             raise CheckpointError(f"{folder}: no such folder; give run folders, such as {Path('runs')}/NAME")
-        if _is_run(folder):
-            name = folder.resolve().name
-            runs[folder.resolve()] = read_run(folder, name if names[name] == 1 else str(folder))
-        elif _is_sweep(folder):
-            sweeps[folder.resolve()] = _read_sweep(folder)
-        else:
-            inner = [path for path in sorted(folder.iterdir()) if path.is_dir()]
-            inner_sweeps = [path for path in inner if _is_sweep(path)]
-            inner_runs = [read_run(path, path.name) for path in inner if _is_run(path)]
-            if not inner_runs and not inner_sweeps:
-                raise CheckpointError(
-                    f"{folder}: holds no run; give run folders, a sweep's folder, or a folder of runs"
-                )
-            sweeps |= {path.resolve(): _read_sweep(path) for path in inner_sweeps}
-            runs |= {run.folder.resolve(): run for run in sorted(inner_runs, key=_began)}
+        is_itself = _is_run(folder) or _is_sweep(folder)
+        found = {path.resolve(): path for path in ([folder] if is_itself else sorted(folder.iterdir()))}
+        new = [
+            read_run(path, str(path) if names[place.name] > 1 else place.name)
+            for place, path in found.items()
+            if _is_run(path)
+        ]
+        sweeps |= {p: _read_sweep(path) for p, path in found.items() if _is_sweep(path) and not _is_run(path)}
+        if not new and not sweeps.keys() & found.keys():
+            raise CheckpointError(
+                f"{folder}: holds no run; give run folders, a sweep's folder, or a folder of runs"
+            )
+        runs |= {run.folder.resolve(): run for run in sorted(new, key=_began)}
     return list(runs.values()), list(sweeps.values())
 
 
@@ -132,7 +130,7 @@ def read_run(folder: Path, name: str) -> RunRecords:
         return read_bytes(file, limit, error=CheckpointError).decode(errors="replace")
 
     recipe, environment, launch = folder / RECIPE, folder / ENVIRONMENT, folder / LAUNCH
-    recipe_text = attempt(lambda: text(recipe, RECIPE_SIZE.limit), "")
+    recipe_text = attempt(lambda: text(recipe, limits.RECIPE), "")
     env = attempt(lambda: read_run_json(environment), {}) if environment.exists() else {}
     return RunRecords(
         folder,

@@ -1,13 +1,13 @@
 """The look of all matplotlib figures, and how they are written. Matplotlib is imported when it is needed."""
 
 import importlib.util
-import re
 import sys
+import textwrap
 import unicodedata
 import warnings
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import ImageFont
 
@@ -18,11 +18,12 @@ INK, PALE, BLUE, GREY = "#222222", "#6b6b6b", "#2a6fbb", "#d9d9d9"
 SERIES = (BLUE, "#c8553d", "#3d8b5f", "#8a5fb0", "#b58a2b", "#5c6b73")
 NOT_INSTALLED = "matplotlib is not installed; pip install 'vitctl[plots]' brings it"
 
+_HEADING, _LINE = 0.46, 0.15  # inches over a picture, and for each line of facts
+_LETTERS = 15.5  # of the facts that fit into an inch
 _FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts")
 _MOST_FONTS = 2000
 _SPECIAL = ("Math", "Bold", "Oblique", "Italic", "Light", "Thin", "Black", "Mono", "Serif", "Condensed")
 _NO_LETTER = "\uffff"
-_LATIN = re.compile("LATIN (CAPITAL|SMALL) (?:LETTER|LIGATURE) ([A-Z]{1,2})(?: WITH .*)?$")
 _SPELLED: set[str] = set()  # letters that no font of this machine has
 _NOTED: list[bool] = []
 
@@ -66,7 +67,7 @@ def font_path(text: str, first: str = "") -> str:
 def drawable(text: str, size: int, first: str = "") -> tuple[str, Any]:
     """Return a text spelled in letters that its font has, and Pillow's font of that size.
 
-    Letters that no font has become Latin ones without accents, "[dog]" for a symbol, "[U+72AC]" for others.
+    Letters that no font has lose their accents, or become "[U+72AC]".
     """
     text = unicodedata.normalize("NFC", text)
     path = font_path(text, first)
@@ -75,23 +76,16 @@ def drawable(text: str, size: int, first: str = "") -> tuple[str, Any]:
 
 @lru_cache(4096)
 def _drawable(letter: str, path: str) -> str:
-    name, kind = unicodedata.name(letter, ""), unicodedata.category(letter)
-    if kind == "Cf" or 0xFE00 <= ord(letter) <= 0xFE0F:  # joiners, and variants of symbols
+    kind = unicodedata.category(letter)
+    if kind in ("Cf", "Mn") or 0xFE00 <= ord(letter) <= 0xFE0F:  # joiners, lone accents, variants of symbols
         return ""
     if _has(path, letter):
         return letter
-    if latin := _LATIN.match(name):
-        return latin[2].capitalize() if latin[1] == "CAPITAL" else latin[2].lower()
     plain = unicodedata.normalize("NFKD", letter)
-    plain = (
-        letter.casefold() if plain == letter and len(letter.casefold()) > 1 else plain
-    )  # as ss for the German letter
     if plain != letter:
         return "".join(_drawable(one, path) for one in plain)
-    if kind in ("Pd", "Mn"):  # accents that stand alone are left out
-        return "-" if kind == "Pd" else ""
     _SPELLED.add(letter)
-    return f"[{name.lower()}]" if kind == "So" and name else f"[U+{ord(letter):04X}]"
+    return f"[U+{ord(letter):04X}]"
 
 
 def note_spelled() -> None:
@@ -119,6 +113,26 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
+class Heading(NamedTuple):
+    """Over a picture: what it shows, and of which weights, layer and images."""
+
+    title: str
+    facts: str
+
+
+def headed_figure(width: float, height: float, heading: Heading) -> Any:
+    """Return a figure with a body of this size, in inches, and a heading over it."""
+    lines = textwrap.wrap(heading.facts, int(_LETTERS * width), break_long_words=False) or [""]
+    whole = height + _HEADING + _LINE * len(lines)
+    figure = new_figure(width, whole)
+    figure.get_layout_engine().set(rect=(0, 0, 1, height / whole), w_pad=0.03, h_pad=0.03)
+    left, style = 0.08 / width, {"va": "top", "color": INK}
+    figure.text(left, 1 - 0.1 / whole, heading.title, fontsize=11, fontweight="bold", **style)
+    facts = "\n".join(map(label_text, lines))
+    figure.text(left, 1 - 0.34 / whole, facts, fontsize=8, linespacing=1.3, **style | {"color": PALE})
+    return figure
+
+
 def plain_axes(axes: Any, *, x: str = "", y: str = "", title: str = "", grid: str = "") -> None:
     """Make the labels small, and remove the frame above and to the right.
 
@@ -134,9 +148,9 @@ def plain_axes(axes: Any, *, x: str = "", y: str = "", title: str = "", grid: st
         axes.grid(axis=grid, color=GREY, linewidth=0.6)
         axes.set_axisbelow(True)
     if x:
-        axes.set_xlabel(x, fontsize=8)
+        axes.set_xlabel(x, fontsize=8, color=INK)
     if y:
-        axes.set_ylabel(y, fontsize=8)
+        axes.set_ylabel(y, fontsize=8, color=INK)
     if title:
         axes.set_title(title, fontsize=9, color=INK)
 

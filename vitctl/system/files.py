@@ -16,176 +16,15 @@ import time
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
 from vitctl.errors import LaunchError, RecipeError, VitctlError, explained
+from vitctl.system import limits
 from vitctl.system.address import check_local, value_without_queries
 from vitctl.system.text import csv_cell, escaped_json, has_control, one_line, printable
-
-_MIB = 2**20
-_UNITS = {"MiB": _MIB, "KiB": 2**10}
-
-
-class Limit(int):
-    """The number of a bound. A message that shows it names the variable that raises it."""
-
-    said: str
-
-    def __format__(self, _: str) -> str:
-        return self.said
-
-
-@dataclass(frozen=True)
-class Bound:
-    """One limit.
-
-    Args:
-        name: as in the table; `VITCTL_MAX_<NAME>` sets it.
-        default: the limit where the variable is not set, in `unit`.
-        unit: MiB and KiB are converted to bytes; any other unit is a plain count.
-        what: description of what is limited.
-    """
-
-    name: str
-    default: int
-    unit: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.limit}"
-
-    @property
-    def variable(self) -> str:
-        """The environment variable that sets the limit."""
-        return f"VITCTL_MAX_{self.name.upper()}"
-
-    @property
-    def limit(self) -> Limit:
-        """The current limit: in bytes, in seconds, or as a count.
-
-        Raises:
-            LaunchError: the variable holds no whole number above 0.
-        """
-        text = os.environ.get(self.variable, "")
-        if text and not (text.isascii() and text.isdecimal() and len(text) < 16 and int(text)):
-            raise LaunchError(
-                f"{self.variable}={text[:40]}: should be a whole number above 0, in {self.unit}"
-            )
-        limit = Limit((int(text) if text else self.default) * _UNITS.get(self.unit, 1))
-        unit = f", in {self.unit}" if self.unit in _UNITS else ""  # the number is bytes, the variable is not
-        limit.said = f"{int(limit):,} ({self.variable}{unit})"
-        return limit
-
-
-BOUNDS: list[Bound] = []
-
-
-def _bound(name: str, default: int, unit: str, what: str) -> Bound:
-    BOUNDS.append(Bound(name, default, unit, what))
-    return BOUNDS[-1]
-
-
-# Images
-IMAGE_FILE = _bound("image_file", 64, "MiB", "one encoded image, or any other member of a shard")
-PIXELS = _bound(
-    "pixels", 89_478_485, "pixels", "height x width of an image, before and after its shorter side is scaled"
-)
-PICTURE = _bound("picture", 1024, "MiB", "memory to decode one image: pixels x bytes per pixel of its format")
-LARGE = _bound("large", 192, "MiB", "images that need more memory are decoded by one loader worker at a time")
-HELD = _bound(
-    "held", 64, "MiB", "decoded images and files that a loader worker holds before it transforms them"
-)
-SCANS = _bound("scans", 100, "scans", "scans of a JPEG")
-SCANNED = _bound("scanned", 1024, "MiB", "scans x pixels of a JPEG with more than one scan")
-# Shards and indexes
-SHARD = _bound("shard", 65_536, "MiB", "a remote shard, while it is indexed")
-MEMBER_HEADER = _bound(
-    "member_header", 64, "KiB", "headers of one member of a tar file: long names, pax records"
-)
-TAR_COMMENT = _bound(
-    "tar_comment", 16, "MiB", "all global pax headers of a tar file; ours hold the class names"
-)
-LABEL_FILE = _bound("label_file", 1, "MiB", "the label of a sample in a shard")
-INDEX = _bound("index", 256, "MiB", "index.json, a list of excluded images")
-SHARD_LIST = _bound(
-    "shard_list", 256, "MiB", "a list of shards, @shards.txt; a list of images on standard input"
-)
-# Original files of data sets
-LIST_FILE = _bound("list_file", 256, "MiB", "a text, JSON or pickle file of a data set")
-TABLE = _bound(
-    "table",
-    1024,
-    "MiB",
-    "a .csv or .tsv table; the text in a .parquet table, and its row groups in addition to the size of "
-    "the file",
-)
-CLASSES = _bound("classes", 1_000_000, "classes", "classes without names, counted by the largest label")
-RECORD = _bound("record", 256, "MiB", "a record of a TFRecord file")
-UNPACKED = _bound(
-    "unpacked", 1024, "MiB", "unpacked size of an archive, in addition to 100 times its packed size"
-)
-GROUPING = _bound(
-    "group_seconds",
-    10,
-    "s",
-    "CPU time to match `data.group_by` with the names of all images of a split; as much again for each "
-    "further million",
-)
-# Recipes and runs
-RECIPE = _bound("recipe", 1, "MiB", "a recipe or a sweep")
-RECIPE_LINE = _bound("recipe_line", 16, "KiB", "a line of a recipe or a sweep, and a value of --set")
-DEPTH = _bound("depth", 32, "tables", "nesting of tables and lists in a recipe")
-RUN_FILE = _bound("run_file", 64, "MiB", "result.json, state.json and other small files of a run")
-LOG_LINE = _bound("log_line", 16, "MiB", "a line of log.jsonl; a longer one is ignored")
-# Weights
-WEIGHTS = _bound(
-    "weights", 65_536, "MiB", "a weights file, and the unpacked size that an archive of weights declares"
-)
-WEIGHTS_GROWTH = _bound(
-    "weights_growth",
-    16,
-    "times",
-    "declared unpacked size of such an archive, as a multiple of its packed size; 256 MiB more are free",
-)
-TENSORS = _bound("tensors", 20_000, "tensors", "tensors in a weights file, or in all its parts")
-# Servers
-HTTP_SECONDS = _bound(
-    "http_seconds", 60, "s", "timeout of a read from a server, and grace period before the rate below applies"
-)
-HTTP_SLOWEST = _bound(
-    "http_bytes_a_second", 1024, "B/s", "transfer rate below which a download is aborted and retried"
-)
-# Requests to our server
-BODY = _bound("request", 64, "MiB", "the body of a request to `vitctl serve`")
-BODIES = _bound("requests", 512, "MiB", "bodies that `vitctl serve` holds, over all requests")
-IMAGES = _bound("request_images", 64, "images", "images of a request")
-WAITING = _bound("waiting_images", 256, "images", "images of all requests that wait for their answer")
-CONNECTIONS = _bound("connections", 256, "connections", "open connections of `vitctl serve`")
-BODY_SECONDS = _bound(
-    "request_seconds", 30, "s", "time in which a client must send its request, and read the answer"
-)
-
-
-def check_limits() -> None:
-    """Check every variable that sets a limit. Called before workers start, so that the error comes from the
-    main process.
-
-    Raises:
-        LaunchError: a variable holds no whole number above 0.
-    """
-    for bound in BOUNDS:
-        _ = bound.limit
-
-
-def table() -> str:
-    """Return the limits as a table in Markdown."""
-    rows = [f"| {b.what} | {b.default:,} {b.unit} | `{b.variable}` |" for b in BOUNDS]
-    return "\n".join(["| what | at most | set by |", "|---|---|---|", *rows]) + "\n"
-
 
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -384,25 +223,21 @@ def write_json(path: Path, value: Any) -> Path:
     )
 
 
-RAW_CSV = "VITCTL_CSV_AS_IT_IS"
-
-
 def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
     """Write a table atomically, in UTF-8 with Unix line ends; the first row is the header.
 
     Text that a spreadsheet would read as a formula gets a leading quote, and control characters become
-    escapes. VITCTL_CSV_AS_IT_IS=1 writes every cell unchanged, for programs.
+    escapes.
     """
     return write_text(path, csv_text(rows))
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
     """Return the lines of a table as `write_csv` writes them."""
-    is_raw = os.environ.get(RAW_CSV, "") not in ("", "0")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
-        writer.writerow(row if is_raw else [_safe_cell(cell) for cell in row])
+        writer.writerow([_safe_cell(cell) for cell in row])
     return text.getvalue()
 
 
@@ -493,19 +328,21 @@ def parse_toml(text: str) -> dict[str, Any]:
         ValueError: it is not TOML, has a line that is too long, is nested too deep, or holds numbers of
             thousands of digits.
     """
-    if long := next((n for n, line in enumerate(text.split("\n"), 1) if len(line) > RECIPE_LINE.limit), None):
-        raise ValueError(f"line {long} is longer than {RECIPE_LINE} characters")
+    if long := next(
+        (n for n, line in enumerate(text.split("\n"), 1) if len(line) > limits.RECIPE_LINE), None
+    ):
+        raise ValueError(f"line {long} is longer than {limits.RECIPE_LINE:,} characters")
     try:
         values = tomllib.loads(text)
     except RecursionError:
         raise ValueError("too deep") from None
     nested: list[Any] = [values]
-    for _ in range(DEPTH.limit):
+    for _ in range(limits.DEPTH):
         nested = [
             value for parent in nested if isinstance(parent, dict | list) for value in _children(parent)
         ]
     if any(isinstance(value, dict | list) for value in nested):
-        raise ValueError(f"more than {DEPTH.limit} tables and lists inside each other")
+        raise ValueError(f"more than {limits.DEPTH} tables and lists inside each other")
     return values
 
 
@@ -515,7 +352,7 @@ def read_toml(path: Path, *, error: type[VitctlError]) -> tuple[dict[str, Any], 
     Raises:
         error: as `read_bytes`; or it is not TOML in UTF-8, as in `parse_toml`.
     """
-    content = read_bytes(path, RECIPE.limit, error=error)
+    content = read_bytes(path, limits.RECIPE, error=error)
     try:
         text = content.decode("utf-8-sig").replace("\r\n", "\n")
         return value_without_queries(parse_toml(text), over=False), text

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from vitctl.errors import LaunchError
-from vitctl.system.files import LARGE
+from vitctl.system import limits
 
 # Sent by a person, a batch system or a launcher to stop a job; a second one means "stop at once".
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGQUIT)
@@ -262,14 +262,14 @@ def use_lock(lock: MemoryLock | None) -> None:
 
 
 def acquire(num_bytes: int) -> None:
-    """Acquire the lock before an image is decoded, where that needs more than `VITCTL_MAX_LARGE`. Small
+    """Acquire the lock before an image is decoded, where that needs more than `limits.LARGE`. Small
     images never wait.
 
     Args:
         num_bytes: memory that decoding needs.
     """
     for lock in _IN_USE:
-        if num_bytes > LARGE.limit and not lock.is_held:
+        if num_bytes > limits.LARGE and not lock.is_held:
             fcntl.lockf(lock.descriptor, fcntl.LOCK_EX)
             lock.is_held = True
 

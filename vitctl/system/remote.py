@@ -24,8 +24,9 @@ from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from vitctl.errors import DataError
+from vitctl.system import limits
 from vitctl.system.address import LOOPBACK, VARIABLE, check, split, with_query
-from vitctl.system.files import HTTP_SECONDS, HTTP_SLOWEST, cache_folder, error_text, lock
+from vitctl.system.files import cache_folder, error_text, lock
 from vitctl.system.process import tell
 
 CONNECTIONS = 16
@@ -510,7 +511,7 @@ async def _from_web(session: Any, span: Span) -> AsyncIterator[Response]:
         headers["If-Range"] = span.etag  # the server sends everything again when the file has changed since
     address, host = with_query(url), [urlsplit(url).netloc]  # the last one of its redirects
     with _web_errors(span.url, host):
-        async with asyncio.timeout(HTTP_SECONDS.limit):
+        async with asyncio.timeout(limits.HTTP_SECONDS):
             response = await session.get(
                 URL(address, encoded=address.isascii()),
                 headers=headers,
@@ -557,14 +558,14 @@ async def _chunks(response: Any, url: str, host: list[str]) -> AsyncIterator[byt
     began, received = time.monotonic(), 0
     while True:
         with _web_errors(url, host, "the connection broke"):
-            async with asyncio.timeout(HTTP_SECONDS.limit):
+            async with asyncio.timeout(limits.HTTP_SECONDS):
                 chunk = await response.content.readany()
         if not chunk:
             return
         received += len(chunk)
         seconds = time.monotonic() - began
-        if seconds > HTTP_SECONDS.limit + received / HTTP_SLOWEST.limit:
-            least = f"{HTTP_SLOWEST} bytes a second after {HTTP_SECONDS} s"
+        if seconds > limits.HTTP_SECONDS + received / limits.HTTP_BYTES_A_SECOND:
+            least = f"{limits.HTTP_BYTES_A_SECOND:,} bytes a second after {limits.HTTP_SECONDS:,} s"
             raise TransientError(f"too slow, {received:,} bytes in {seconds:.0f} s, should be {least}")
         yield chunk
 
@@ -588,7 +589,7 @@ def _web_errors(url: str, host: list[str], text: str = "the request failed") -> 
         text = f"{host[0]} cannot be reached ({why}); check the address, the network and the server"
         raise TransientError(text, is_unknown=is_unknown) from None
     except TimeoutError:
-        raise TransientError(f"{text} (no answer in {HTTP_SECONDS.limit} s)") from None
+        raise TransientError(f"{text} (no answer in {limits.HTTP_SECONDS} s)") from None
     except (aiohttp.ClientError, ConnectionError) as error:
         raise TransientError(f"{text} ({type(error).__name__})") from None
 

@@ -65,7 +65,7 @@ def escaped_json(text: str) -> str:
     """Equivalent JSON text with every control character except newline as an escape, so that it is safe to
     print.
     """
-    if all(line.isprintable() for line in text.split("\n")):
+    if text.replace("\n", "").isprintable():
         return text
     return "".join(
         f"\\u{ord(letter):04x}" if is_control(letter) and letter != "\n" else letter for letter in text

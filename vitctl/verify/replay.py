@@ -185,7 +185,7 @@ def differences(before: StartLine, here: StartLine) -> list[str]:
 
 
 def _environment(start: StartLine) -> dict[str, object]:
-    names = ("precision", "device", "device_name", "threads")
+    names = ("precision", "device", "device_name", "threads", "linear")
     return {name: getattr(start, name) for name in names} | start.hardware | start.versions
 
 

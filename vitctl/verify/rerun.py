@@ -28,7 +28,8 @@ from vitctl.jobs.vtab_suite import vtab
 from vitctl.recipe.load import Loaded, Override, with_overrides
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Vtab, lora_of
 from vitctl.recipe.write import to_toml
-from vitctl.system.files import RUN_FILE, read_bytes
+from vitctl.system import limits
+from vitctl.system.files import read_bytes
 from vitctl.verify.finding import Finding, differs, ok, unproven
 
 _JOBS: dict[str, Callable[..., Any]] = {"pretrain": pretrain, "finetune": finetune, "vtab": vtab}
@@ -144,7 +145,7 @@ class Rerun:
                 values["machine.precision"] = self.start.precision
             if self.start.device == "cpu":
                 values["machine.device"] = "cpu"
-            for name in ("attention", "linear", "compile", "checkpoint_blocks"):
+            for name in ("attention", "compile", "checkpoint_blocks"):
                 if (used := getattr(self.start, name)) not in ("", None):
                     values[f"machine.{name}"] = used
         return [Override(key, value) for key, value in values.items()]
@@ -158,7 +159,7 @@ class Rerun:
                 inside = file.parent.relative_to(self.run_dir)
                 if name != RESULT or inside not in (Path(), place):
                     (self.scratch / inside).mkdir(parents=True, exist_ok=True)
-                    content = read_bytes(file, RUN_FILE.limit, error=CheckpointError)
+                    content = read_bytes(file, limits.RUN_FILE, error=CheckpointError)
                     (self.scratch / inside / name).write_bytes(content)
 
 

@@ -34,10 +34,6 @@ def test_line__of_a_training_record() -> None:
     assert _line({**TRAIN, "num_bad": 3}) == expected.replace("25%", "25%  bad 3")
 
 
-def test_line__of_a_record_that_nobody_needs_to_see() -> None:
-    assert _line({"kind": "checkpoint", "step": 1}) == ""
-
-
 def test_screen__elsewhere_is_lines() -> None:
     out = io.StringIO()
     with Screen(Path("runs/[b16]"), Console(file=out, width=80, highlight=False)) as screen:
@@ -103,16 +99,6 @@ def test_screen__at_80_columns_everything_can_be_read(monkeypatch: pytest.Monkey
     assert "12,346 images/s  slowest: process 511, data 42%  acc" in seen(screen)[1]
 
 
-def test_screen__counts_down_between_two_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    screen = Screen(Path("runs/a"), terminal())
-    screen.report(TRAIN)  # 15 steps of 16 images at 40 images/s
-    assert seen(screen)[0].endswith("left 0:06")
-    now[0] += 2
-    assert seen(screen)[0].endswith("0:02  left 0:04")
-
-
 def test_screen__accuracy_and_final_loss_stay() -> None:
     console = terminal()
     with Screen(Path("runs/a"), console) as screen:
@@ -128,14 +114,6 @@ def test_screen__accuracy_and_final_loss_stay() -> None:
     assert "step 20/20  loss 0.1235  lr 0.01  after 0:00" in said
 
 
-def test_screen__of_a_stopped_run_keeps_its_last_loss() -> None:
-    console = terminal()
-    with Screen(Path("runs/a"), console) as screen:
-        screen.report({**TRAIN, "task": "lr 0.01"})
-    assert isinstance(console.file, io.StringIO)
-    assert "lr 0.01: step 5/20  loss 0.1235" in console.file.getvalue()
-
-
 def test_screen__what_the_log_has_overtaken_is_not_shown() -> None:
     screen = Screen(Path("runs/a"), terminal())
     screen.report({**TRAIN, "time": 2.0})
@@ -144,10 +122,6 @@ def test_screen__what_the_log_has_overtaken_is_not_shown() -> None:
 
 
 PROGRESS = {"kind": "progress", "step": 0, "what": "scoring", "done": 1280, "total": 50000}
-
-
-def test_line__of_a_pass_over_images() -> None:
-    assert _line(PROGRESS) == "scoring: 1,280 of 50,000 images"
 
 
 def test_screen__a_pass_has_a_bar_until_its_result_comes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,10 @@ import json
 import os
 import shutil
 import signal
-import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.data.conftest import store
@@ -32,7 +30,6 @@ from vitctl.data.datasets.catalog import (
     write_data_set,
 )
 from vitctl.data.datasets.known_sets import DATA_SETS
-from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.datasets.vtab import TRAIN800_DIGESTS, VAL200_AND_TEST_DIGESTS, VTAB, in_vtab1k, names_digest
 from vitctl.data.datasets.vtab_images import export_shards, export_task, read_community
@@ -93,20 +90,6 @@ def test_write_ahead__killed_while_it_draws_it_starts_again_and_writes_the_same_
     )
     assert ahead == alone
     assert {path.parts[0] for path in alone} == {"train", "test"}
-
-
-def test_open_originals__picks_the_reader(tmp_path: Path) -> None:
-    image = tmp_path / "tree/cat/1.png"
-    image.parent.mkdir(parents=True)
-    image.write_bytes(encode_png(np.zeros((2, 2), np.uint8)))
-    with tarfile.open(tmp_path / "tree.tar", "w") as tar:
-        tar.add(image, "cat/1.png")
-    (tmp_path / "tree.csv").write_text("path,label\ntree/cat/1.png,cat\n")
-    (tmp_path / "tree.tsv").write_text("path\tlabel\ntree/cat/1.png\tcat\n")
-    for name in ("tree", "tree.tar", "tree.csv", "tree.tsv"):
-        (split,) = open_originals(str(tmp_path / name)).values()
-        assert [(item.label, item.read()) for item in split.items] == [(0, image.read_bytes())]
-        assert split.class_names == ("cat",)
 
 
 def test_open_originals__refuses(tmp_path: Path) -> None:

@@ -7,18 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from tests.data.conftest import encoded
 from tests.data.images.tiff_files import tiff
 from vitctl.data.images.decode import BadSample, decode, open_picture
 from vitctl.data.images.jpeg import read_header
 from vitctl.data.inspect.duplicates import perceptual_hash
 
 GREY = np.arange(48, dtype=np.uint8).reshape(6, 8) * 5
-
-
-def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "GIF", "WEBP"])
@@ -45,16 +40,6 @@ def test_decode__cmyk_jpeg_becomes_rgb() -> None:
     ].tolist() == pytest.approx([254, 0, 0], abs=3)
 
 
-def test_decode__sixteen_bit_grey_keeps_the_high_byte() -> None:
-    deep = GREY.astype(np.uint16) * 256 + 77
-    np.testing.assert_array_equal(decode(encoded(Image.fromarray(deep)))[:, :, 1], GREY)
-
-
-def test_decode__transparent_palette_does_not_warn() -> None:
-    image = Image.fromarray(GREY).convert("P")
-    assert decode(encoded(image, transparency=b"\0\1\2")).shape == (6, 8, 3)
-
-
 CUT = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)), "JPEG")
 
 
@@ -76,9 +61,9 @@ def test_decode__bad_bytes_have_a_reason(data: bytes, reason: str, message: str)
 
 def test_decode__limit_is_exact_and_holds_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(Image.new("L", (40, 30)))
-    monkeypatch.setenv("VITCTL_MAX_PIXELS", "1200")
+    monkeypatch.setattr("vitctl.system.limits.PIXELS", 1200)
     assert decode(data).shape == (30, 40, 3)
-    monkeypatch.setenv("VITCTL_MAX_PIXELS", "1199")
+    monkeypatch.setattr("vitctl.system.limits.PIXELS", 1199)
     with pytest.raises(BadSample, match="too large: 40x30 pixels, should be at most 1,199"):
         decode(data)
 
@@ -155,9 +140,7 @@ def noise(height: int = 37, width: int = 53) -> Image.Image:
 def photo(orientation: int, form: str = "JPEG", image: Image.Image | None = None, **options: object) -> bytes:
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
-    file = io.BytesIO()
-    (image or noise()).save(file, form, exif=exif, **{**FORMATS[form], **options})
-    return file.getvalue()
+    return encoded(image or noise(), form, exif=exif, **{**FORMATS[form], **options})
 
 
 def by_pillow(data: bytes) -> np.ndarray:
@@ -207,12 +190,10 @@ def test_region__of_a_reduced_jpeg_shows_the_same_part(orientation: int) -> None
 
 
 def test_decode__reads_xmp_where_exif_says_nothing() -> None:
-    file = io.BytesIO()
-    noise().save(
-        file, "JPEG", xmp=b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><a tiff:Orientation="8"/></x:xmpmeta>'
-    )
-    assert np.array_equal(decode(file.getvalue()), by_pillow(file.getvalue()))
-    assert open_picture(file.getvalue()).is_turned
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><a tiff:Orientation="8"/></x:xmpmeta>'
+    data = encoded(noise(), "JPEG", xmp=xmp)
+    assert np.array_equal(decode(data), by_pillow(data))
+    assert open_picture(data).is_turned
 
 
 def test_decode__damaged_exif_turns_nothing() -> None:
@@ -226,8 +207,6 @@ def test_decode__damaged_exif_turns_nothing() -> None:
 
 
 def test_perceptual_hash__of_a_turned_photograph_is_that_of_the_upright_one() -> None:
-    file = io.BytesIO()
-    Image.fromarray(decode(photo(6))).save(file, "PNG")
-    one, other = perceptual_hash(photo(6)), perceptual_hash(file.getvalue())
+    one, other = map(perceptual_hash, (photo(6), encoded(Image.fromarray(decode(photo(6))))))
     assert one is not None and other is not None
     assert (one ^ other).bit_count() <= 4

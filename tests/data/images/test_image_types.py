@@ -2,12 +2,14 @@
 
 import io
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data import conftest
 from tests.data.images.tiff_files import tiff
 from vitctl.data.datasets.readers.class_folder import sort_files
 from vitctl.data.images.decode import BadSample, decode, open_picture, without_heic
@@ -21,10 +23,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 GREY = PIXELS[..., 0].astype(int)
 
 
-def encoded(kind: str, **options: object) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(PIXELS).save(file, kind, **options)
-    return file.getvalue()
+encoded = partial(conftest.encoded, Image.fromarray(PIXELS))
 
 
 # A lossless WEBP by hand, 8 x 8 black pixels: eight bytes, fewer than the headers of other chunks have

@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.conftest import SHARED
+from tests.data import conftest
 from vitctl.data.images.decode import BadSample, decode, open_picture
 from vitctl.data.images.jpeg import cut_out, decode_rows, read_header
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
@@ -29,10 +31,7 @@ def photo(mode: str = "RGB", height: int = HEIGHT, width: int = WIDTH) -> Image.
     ).convert(mode)
 
 
-def encoded(image: Image.Image, **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "JPEG", **{"quality": 85, **options})
-    return file.getvalue()
+encoded = partial(conftest.encoded, kind="JPEG", quality=85)
 
 
 def by_pillow(data: bytes) -> np.ndarray:

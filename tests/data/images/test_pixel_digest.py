@@ -1,12 +1,12 @@
 """Images that look the same: of one flat colour, and of several classes with the same pixels."""
 
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data.conftest import encoded
 from vitctl.data.images.pixel_digest import pixel_digest, pixel_notes
 from vitctl.data.inspect.check_shards import verify_index
 from vitctl.data.inspect.overview import measure
@@ -20,9 +20,7 @@ def photo(seed: int) -> np.ndarray:
 
 
 def png(pixels: np.ndarray, **options: object) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", **options)
-    return file.getvalue()
+    return encoded(Image.fromarray(pixels), **options)
 
 
 def test_pixel_digest__tells_pixels_and_shapes_apart() -> None:

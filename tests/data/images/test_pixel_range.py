@@ -10,18 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data.conftest import encoded
 from tests.data.images.tiff_files import tiff
 from vitctl.data.images.decode import BadSample, decode, from_pillow
 
 GREY = np.random.default_rng(0).integers(0, 256, (6, 16))
 GREY[0, :2] = 0, 255
 DEEP = GREY * 257
-
-
-def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 def given(image: Image.Image) -> np.ndarray:

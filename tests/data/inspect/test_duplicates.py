@@ -1,5 +1,4 @@
 import csv
-import io
 import time
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from PIL import Image
 from scipy.fft import dctn
 
 from tests.conftest import SHARED
-from tests.data.conftest import store
+from tests.data.conftest import encoded, store
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.decode import BadSample
 from vitctl.data.inspect.duplicates import (
@@ -41,12 +40,6 @@ PHOTOS = SHARED / "imagenet-500.tar"
 def smooth(seed: int, size: tuple[int, int] = (80, 60)) -> Image.Image:
     noise = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
-
-
-def encoded(image: Image.Image, kind: str = "PNG", **options: int) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 def distance(a: bytes, b: bytes) -> int:
@@ -182,11 +175,8 @@ def test_find_matches__the_nearest_and_exact_before_near() -> None:
 def photo(seed: int, *, size: tuple[int, int] = (96, 72), quality: int = 95) -> bytes:
     """The same picture for the same seed, in any size and quality."""
     noise = np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(noise).resize((96, 72), Image.Resampling.BICUBIC).resize(size).save(
-        file, "JPEG", quality=quality
-    )
-    return file.getvalue()
+    image = Image.fromarray(noise).resize((96, 72), Image.Resampling.BICUBIC).resize(size)
+    return encoded(image, "JPEG", quality=quality)
 
 
 def plant(root: Path) -> tuple[ShardSource, dict[str, Path]]:

@@ -1,6 +1,5 @@
 """A split at a glance: contact sheets and statistics."""
 
-import io
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from matplotlib.font_manager import findfont
 from PIL import Image
 
-from tests.data.conftest import store
+from tests.data.conftest import encoded, store
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.inspect.overview import (
@@ -102,10 +101,9 @@ def test_choose__is_the_same_for_the_same_seed() -> None:
     ("name", "drawn"),
     [
         ("Miniature Pinscher dog", "Miniature Pinscher dog"),
-        ("Übergrößenträger 🐕 犬", "Ubergrossentrager [dog] [U+72AC]"),
-        ("u\u0308 Łódź œuvre – naïve ½", "u Lodz oeuvre - naive 1⁄2"),
+        ("Übergrößenträger 🐕 犬", "Ubergro[U+00DF]entrager [U+1F415] [U+72AC]"),
+        ("u\u0308 Łódź œuvre – naïve ½", "u [U+0141]odz [U+0153]uvre [U+2013] naive 1⁄2"),
         ("Жук", "[U+0416][U+0443][U+043A]"),
-        ("👩\u200d🚀", "[woman][rocket]"),
     ],
 )
 def test_drawable__without_other_fonts_has_no_letter_that_the_font_lacks(
@@ -195,10 +193,9 @@ def test_measure__bad_images_are_counted(tmp_path: Path) -> None:
 
 def test_measure__counts_photographs_that_exif_turns_and_measures_them_upright(tmp_path: Path) -> None:
     def photo(orientation: int) -> bytes:
-        exif, file = Image.Exif(), io.BytesIO()
+        exif = Image.Exif()
         exif[0x0112] = orientation
-        Image.new("RGB", (20, 10)).save(file, "JPEG", exif=exif)
-        return file.getvalue()
+        return encoded(Image.new("RGB", (20, 10)), "JPEG", exif=exif)
 
     items = [Item(str(n), 0, partial(photo, n)) for n in (1, 3, 6)]
     found = measure(ShardSource(store(items, tmp_path / "train", ("a",))))

@@ -22,7 +22,7 @@ from tests.data.datasets.conftest import tar_of
 from tests.data.server import Faults, serving
 from vitctl.data.shards import indexing
 from vitctl.data.shards.index import Index
-from vitctl.data.shards.indexing import index_addresses, index_shards
+from vitctl.data.shards.indexing import index_shards
 from vitctl.data.shards.tar import Scan, read_shard
 from vitctl.errors import DataError
 
@@ -181,15 +181,15 @@ def test_index_addresses__fetches_only_what_is_missing_or_changed(
     with serving(tmp_path / "shards", faults) as url:
         urls = [f"{url}/{path.name}" for path in paths]
         with pytest.raises(DataError, match=rf"^{url}/s-5.tar: [^\n]+$"):
-            index_addresses(urls, out)
+            index_shards(urls, out)
         paths[5].write_bytes(whole)
         paths[1].write_bytes(paths[2].read_bytes())
         faults.sent = 0
-        index_addresses(urls, out, workers=2)
+        index_shards(urls, out, workers=2)
         assert faults.sent == 6 + len(whole) + paths[1].stat().st_size
         first, faults.sent = written(out), 0
         for workers in (0, 6):
-            index_addresses(urls, out, workers=workers)
+            index_shards(urls, out, workers=workers)
             assert written(out) == first
         assert faults.most_open <= 16  # 6 workers would open 24
         assert faults.sent == 2 * (6 + sum(path.stat().st_size for path in paths))
@@ -210,7 +210,7 @@ def test_index_addresses__refuses_a_shard_that_changes_while_it_is_fetched(
 
     monkeypatch.setattr(indexing, "copy", changed)
     with serving(tmp_path / "shards", Faults()) as url, pytest.raises(DataError, match=r"s-0.tar: changed"):
-        index_addresses([f"{url}/s-0.tar"], tmp_path / "out")
+        index_shards([f"{url}/s-0.tar"], tmp_path / "out")
 
 
 def test_data_index__ends_at_once_at_ctrl_c(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import Index
-from vitctl.data.shards.indexing import index_addresses
+from vitctl.data.shards.indexing import index_shards
 from vitctl.data.source.order import WindowedOrder
 from vitctl.data.source.stores import ShardSource
 from vitctl.errors import DataError
@@ -75,9 +75,9 @@ def test_s3__shards_are_indexed_and_one_that_changed_is_read_again(
     files.pipe_file(f"{bucket}/train/{names[1]}", whole[:700])
     urls = [f"{bucket}/train/{name}" for name in names]
     with pytest.raises(DataError, match=names[1]):
-        index_addresses(urls, tmp_path / "index", class_names=local.class_names, workers=workers)
+        index_shards(urls, tmp_path / "index", class_names=local.class_names, workers=workers)
     for name in names[:2]:
         files.pipe_file(f"{bucket}/train/{name}", (local.folder / name).read_bytes())
-    index = index_addresses(urls, tmp_path / "index", class_names=local.class_names, workers=workers)
+    index = index_shards(urls, tmp_path / "index", class_names=local.class_names, workers=workers)
     assert np.array_equal(index.rows, local.rows)
     assert [shard.sha256 for shard in index.shards] == [shard.sha256 for shard in local.shards]

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from PIL import Image
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
 from tests.data.conftest import CLASSES, make_items, picture, several, store
@@ -34,7 +33,6 @@ from vitctl.data.shards.tar import (
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item
 from vitctl.errors import DataError
-from vitctl.system.files import Bound
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0."), min_size=1, max_size=160)
 SAMPLES = st.lists(
@@ -265,7 +263,7 @@ def test_scan__refuses(tmp_path: Path, members: list[Member | tarfile.TarInfo], 
 
 
 def test_scan__refuses_large_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.data.shards.tar.IMAGE_FILE", Bound("image_file", 4, "B", ""))
+    monkeypatch.setattr("vitctl.system.limits.IMAGE_FILE", 4)
     with pytest.raises(DataError, match=r"'a.jpg' has 5 bytes, should have at most 4"):
         read_shard(write_tar(tmp_path / "s.tar", [("a.jpg", b"12345"), CLASS]))
 
@@ -374,9 +372,7 @@ def test_read_shard__of_other_members(tmp_path: Path, image: str, label: str, ex
 
 
 def test_read_shard__keeps_which_members_they_are_with_the_index(tmp_path: Path) -> None:
-    picture = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(picture, "PNG")
-    path = write_tar(tmp_path / "s.tar", [("a.input.png", picture.getvalue()), ("a.output.cls", b"1")])
+    path = write_tar(tmp_path / "s.tar", [("a.input.png", picture(1)), ("a.output.cls", b"1")])
     members = Fields("input.png", "output.cls")
     index_shards([path], class_names=("x", "y"), members=members)
     index = read_index(tmp_path)

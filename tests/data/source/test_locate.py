@@ -19,7 +19,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import Index
-from vitctl.data.shards.indexing import index_addresses, index_shards
+from vitctl.data.shards.indexing import index_shards
 from vitctl.data.source.locate import INDEXED, expand, locate_splits
 from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
 from vitctl.data.source.splits import write_exclusion
@@ -134,17 +134,17 @@ def test_index_addresses__indexes_the_shards_of_others(make_split: MakeSplit, tm
     local = ShardSource(make_split(20))
     with serving(local.index.folder, Faults(2, **FAULTS)) as url:
         urls = expand(f"{url}/shard-{{000000..000002}}.tar")
-        index = index_addresses(urls, tmp_path / "index", class_names=("a", "b", "c"), source="theirs")
+        index = index_shards(urls, tmp_path / "index", class_names=("a", "b", "c"), source="theirs")
         assert sorted(os.listdir(tmp_path / "index")) == ["index.json", "samples.npy"]
         assert [shard.url for shard in index.shards] == urls
         for cache_bytes in (0, GIB):
             source = open_split("index", path=str(tmp_path / "index"), cache_bytes=cache_bytes)
             assert contents(source) == contents(local)
         with pytest.raises(DataError, match=r"1 file name; each shard needs a different one"):
-            index_addresses([urls[0], urls[0]], tmp_path / "twice")
+            index_shards([urls[0], urls[0]], tmp_path / "twice")
         (local.index.folder / "odd.tar").write_bytes(b"no tar at all" * 100)
         with pytest.raises(DataError, match=rf"^{url}/odd.tar: not a complete, uncompressed tar file"):
-            index_addresses([f"{url}/odd.tar"], tmp_path / "odd")
+            index_shards([f"{url}/odd.tar"], tmp_path / "odd")
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def test_group_by__a_pattern_that_never_ends_is_stopped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It tries every way to divide a name, and no thread can interrupt it. The limit is on all names."""
-    monkeypatch.setenv("VITCTL_MAX_GROUP_SECONDS", "1")
+    monkeypatch.setattr("vitctl.system.limits.GROUP_SECONDS", 1)
     monkeypatch.setattr("vitctl.data.source.splits.SAY_SECONDS", 0.5)
     source = SyntheticSource(20, 2, 8)
     monkeypatch.setattr(SyntheticSource, "key", lambda _, sample: f"{'a' * 22}{sample}!")

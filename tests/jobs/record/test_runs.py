@@ -23,7 +23,10 @@ STEPS = {
     "checkpoint.keep_best": 1,
 }
 SCORED = {**STEPS, "evaluation.every_steps": 4, "data.eval_split": "train[67%:]"}  # no test image chooses
-FALLING = [Score(12, 23, 0.5), Score(9, 23, 0.4)]  # after 4 and after 8 steps
+FALLING = [
+    Score(12, 23, {"mean_per_class": 0.5}),
+    Score(9, 23, {"mean_per_class": 0.4}),
+]  # after 4 and after 8 steps
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from vitctl.errors import CheckpointError
 from vitctl.models.weights.containers import kind_of, one_set, read_later, read_tensors
 from vitctl.models.weights.later import now
 from vitctl.models.weights.weights_file import read_weights
-from vitctl.system.files import Bound
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3)}
 
@@ -175,7 +174,7 @@ def test_read__refuses_archives_larger_than_any_model(
     path = tmp_path / "weights.npz"
     path.write_bytes(good("npz"))
     assert len(read_tensors(path)) == 1
-    monkeypatch.setattr("vitctl.models.weights.containers.WEIGHTS", Bound("weights", 30000, "B", ""))
+    monkeypatch.setattr("vitctl.system.limits.WEIGHTS", 30_000)
     assert_refused(path, "40,256 bytes, should be at most 30,000")
     np.savez_compressed(path, a=np.zeros(10000))
     assert_refused(path, "declares 80,128 bytes, too many for its size; at most")

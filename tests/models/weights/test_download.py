@@ -16,7 +16,6 @@ from vitctl.errors import CheckpointError
 from vitctl.models.weights import download
 from vitctl.models.weights.download import NotOnServerError, fetch
 from vitctl.system import remote
-from vitctl.system.files import Bound
 
 CONTENT = bytes(range(256)) * 20_000  # several pieces
 AGAIN = (
@@ -236,8 +235,8 @@ def test_fetch__bounds_what_tells_no_size(server: Server, get: Get, monkeypatch:
     path = get()
     assert path.read_bytes() == CONTENT
     path.unlink()
-    monkeypatch.setattr("vitctl.models.weights.download.WEIGHTS", Bound("weights", len(CONTENT) - 1, "B", ""))
-    with pytest.raises(CheckpointError, match=rf"larger than {len(CONTENT) - 1:,} \(VITCTL_MAX_WEIGHTS\)"):
+    monkeypatch.setattr("vitctl.system.limits.WEIGHTS", len(CONTENT) - 1)
+    with pytest.raises(CheckpointError, match=f"larger than {len(CONTENT) - 1:,}, the limit"):
         get()
 
 

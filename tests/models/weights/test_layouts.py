@@ -155,4 +155,4 @@ def test_read__marks_of_an_export_that_make_no_sense_are_no_marks(
 def test_no_layout_of_another_program_holds_joined_blocks() -> None:
     config = replace(variant("Ti/16", image_size=32, num_classes=5), token_blocks=3)
     for row in LAYOUTS:
-        assert any("token_blocks" in text or "no place" in text for text in row.misfits(row, config)), row
+        assert any("token_blocks" in text or "no place" in text for text in row.misfits(config)), row

@@ -13,7 +13,6 @@ from vitctl.errors import CheckpointError
 from vitctl.models.weights.download import NotOnServerError
 from vitctl.models.weights.header import read_network
 from vitctl.models.weights.weights_file import read_weights
-from vitctl.system.files import Bound
 
 transformers = pytest.importorskip("transformers")
 INDEX = "model.safetensors.index.json"
@@ -92,7 +91,7 @@ def test_read__refuses_an_index(saved: tuple[Path, Path], change: Callable[..., 
 
 
 def test_read__parts_are_bounded_together(saved: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.models.weights.header.WEIGHTS", Bound("weights", 150_000, "B", ""))
+    monkeypatch.setattr("vitctl.system.limits.WEIGHTS", 150_000)
     with pytest.raises(CheckpointError, match="its parts are larger than 150,000"):
         read_weights(saved[1])
     shutil.rmtree(saved[1])

@@ -163,7 +163,7 @@ def test_timm__published_networks_keep_their_names_and_sizes(name: str, paramete
     config, meta, _ = told(name, num_classes=0)
     assert isinstance(config, ViTConfig)
     assert parameters is None or count_parameters(config) == parameters
-    row = next(row for row in LAYOUTS if row.name == "timm" and not list(row.misfits(row, config)))
+    row = next(row for row in LAYOUTS if row.name == "timm" and not row.misfits(config))
     assert row.sidecars(config, meta)["config.json"]["architecture"] == name
 
 

@@ -110,23 +110,9 @@ def waiting(text: str, console: Console = CONSOLE, *, prints: bool = False) -> I
 
 @contextmanager
 def progress_bar(title: str, console: Console = CONSOLE) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function (done, total) that moves a progress bar; there is no bar without a terminal.
-
-    The bar starts with the first step, after worker processes were forked.
-    """
-    progress = Progress(
-        console=console, transient=True, disable=not console.is_terminal, redirect_stdout=console is CONSOLE
-    )
-    task = progress.add_task(title, total=None)
-
-    def show(done: int, total: int) -> None:
-        progress.start()
-        progress.update(task, completed=done, total=total)
-
-    try:
-        yield show
-    finally:
-        progress.stop()
+    """Yield a function (done, total) that moves a progress bar; there is no bar without a terminal."""
+    with progress_of_steps(console, prints=False) as show:
+        yield partial(show, title)
 
 
 def adding(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
@@ -142,22 +128,31 @@ def adding(progress: Callable[[int, int], None], total: int) -> Callable[[int], 
 
 
 @contextmanager
-def progress_of_steps(*, prints: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+def progress_of_steps(
+    console: Console = CONSOLE, *, prints: bool = True
+) -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function (step, done, total) that moves a progress bar.
 
-    Without a terminal there is no bar; with `prints`, each new step is printed instead.
+    The bar starts with the first step, after worker processes were forked. Without a terminal there is no
+    bar; with `prints`, each new step is printed instead.
     """
-    with Progress(console=CONSOLE, transient=True, disable=not CONSOLE.is_terminal) as progress:
-        bar, current = progress.add_task("", total=None), ""
+    progress = Progress(
+        console=console, transient=True, disable=not console.is_terminal, redirect_stdout=console is CONSOLE
+    )
+    bar, current = progress.add_task("", total=None), ""
 
-        def show(step: str, done: int, total: int) -> None:
-            nonlocal current
-            if prints and step != current and not CONSOLE.is_terminal:
-                say(step)
-            current = step
-            progress.update(bar, description=step, completed=done, total=total or None)
+    def show(step: str, done: int, total: int) -> None:
+        nonlocal current
+        if prints and step != current and not console.is_terminal:
+            say(step)
+        current = step
+        progress.start()
+        progress.update(bar, description=step, completed=done, total=total or None)
 
+    try:
         yield show
+    finally:
+        progress.stop()
 
 
 def fetch_weights(source: str, *, on_stderr: bool = False) -> None:

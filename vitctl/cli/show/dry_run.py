@@ -34,7 +34,6 @@ def show_plan(
     config: LaunchConfig = LaunchConfig(),
     *,
     batch: Resources | None = None,
-    link: str | None = None,
     device: str | None = None,
     everything: bool = False,
 ) -> None:
@@ -45,7 +44,6 @@ def show_plan(
         run_dir: where it would run.
         config: the machines and the restarts.
         batch: the job that would start the run.
-        link: value of --link.
         device: value of --device: a GPU whose memory and rates the plan is for.
         everything: add the defaults.
 
@@ -61,7 +59,7 @@ def show_plan(
         batch.text(run_dir.resolve())  # it may refuse the folder
         nodes, line = batch.nodes, batch.line(run_dir)
     if isinstance(loaded.recipe, Pretrain | Finetune):
-        loaded, refusal = _show_training(loaded, run_dir, nodes, link, device, batch)
+        loaded, refusal = _show_training(loaded, run_dir, nodes, device, batch)
     else:
         loaded = _show_scoring(loaded, run_dir)
     CONSOLE.print(
@@ -118,12 +116,7 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
 
 
 def _show_training(
-    loaded: Loaded,
-    run_dir: Path,
-    nodes: int,
-    given_link: str | None,
-    device: str | None,
-    batch: Resources | None,
+    loaded: Loaded, run_dir: Path, nodes: int, device: str | None, batch: Resources | None
 ) -> tuple[Loaded, str]:
     """Print the cost of a training and its learning rates.
 
@@ -131,56 +124,23 @@ def _show_training(
         the recipe with its length, and why it cannot run; "" if it can.
     """
     from vitctl.jobs.plan import plan_loaded
-    from vitctl.jobs.resources import Link, parse_link
 
-    link = Link() if given_link is None else parse_link(given_link)
     gpu, multiple = None if device is None else find_device(device), batch.tasks_per_node if batch else nodes
-    loaded, plan = plan_loaded(loaded, nodes, link, gpu, multiple)
+    loaded, plan = plan_loaded(loaded, nodes, gpu, multiple)
     ways = [(_in_job(way, batch), size) for way, size in plan.ways]
-    recipe = cast(Pretrain | Finetune, loaded.recipe)
-    images = (
-        f"{count_text(plan.num_images, 'image')}, {count_text(plan.num_classes, 'class', 'classes')}"
-        if plan.num_images
-        else "size unknown"
-    )
-    per_epoch = f", {plan.epochs:.2f} epochs" if plan.num_images else ""
-    tokens = f", {plan.tokens:,} tokens" if plan.tokens else ""
-    is_part = plan.trained_parameters < plan.parameters
-    trained = f", {plan.trained_parameters:,} of them trained" if is_part else ""
-    processes = recipe.machine.processes
     rows = [
-        ("data", f"{images} ({plan.data})"),
-        ("model", f"{_model(plan.config)}: {plan.parameters:,} parameters{trained}"),
-        (
-            "an image",
-            f"{plan.config.image_size} pixels{tokens}, forward {_macs(plan.macs_per_image)}",
-        ),
-        ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
-        ("training", f"{_computed(plan)}: {_hours(plan, recipe)}"),
-        *([("expected", _expected(plan, (gpu,) if gpu else _EXPECTED_ON))] if plan.device else []),
-        (
-            "micro-batch",
-            f"{count_text(plan.micro_batch, 'image')} in each of "
-            f"{count_text(processes, 'process', 'processes')}{_uneven(plan, recipe)}",
-        ),
-        (
-            "memory",
-            f"{bytes_text(plan.memory_bytes)} per process{_fit(plan)}"
-            + (f", assumed: {plan.device} (--device)" if plan.device and not gpu else ""),
-        ),
-        *([("largest batch", f"{count_text(plan.largest_batch, 'image')} at a time")] if device else []),
+        *_training_rows(plan, gpu),
         *(
             ("to fit" if n == 0 else "or", f"{way} ({bytes_text(size)}{_machines(way, nodes)})")
             for n, (way, size) in enumerate(ways)
         ),
         ("checkpoint", f"{bytes_text(plan.checkpoint_bytes)}, at most {bytes_text(plan.disk_bytes)} on disk"),
         ("of a process", ", ".join(f"{kind} {bytes_text(size)}" for kind, size in plan.memory.items())),
-        ("host", _host(plan, recipe, nodes)),
-        *_loader(plan, recipe, nodes),
-        *_network(plan, recipe.schedule.batch_size, nodes, link, assumed=given_link is None),
+        ("host", _host(plan, nodes)),
+        *_data_rows(plan, nodes),
         ("run folder", str(run_dir)),
     ]
-    show_table((f"{recipe.job}", loaded.name), rows, left=None)
+    show_table((loaded.recipe.job, loaded.name), rows, left=None)
     for note in plan.notes:
         CONSOLE.print(escape(f"note: {note}"))
     CONSOLE.print("\nlearning rate", style="bold")
@@ -191,6 +151,30 @@ def _show_training(
         return loaded, ""
     then = f"; set {ways[0][0].removeprefix('--set ')}" if ways else "; choose a smaller model"
     return loaded, f"no micro-batch fits {_size_of(plan)} ({bytes_text(plan.memory_bytes)} per process){then}"
+
+
+def _training_rows(plan: "TrainingPlan", gpu: str | None) -> Iterator[tuple[str, str]]:
+    """Yield the rows on what is computed, and on what; `gpu` is that of --device."""
+    config, batch = plan.config, plan.recipe.schedule.batch_size
+    classes = count_text(plan.num_classes, "class", "classes")
+    images = f"{count_text(plan.num_images, 'image')}, {classes}" if plan.num_images else "size unknown"
+    yield "data", f"{images} ({plan.data})"
+    is_part = plan.trained_parameters < plan.parameters
+    trained = f", {plan.trained_parameters:,} of them trained" if is_part else ""
+    yield "model", f"{_model(config)}: {plan.parameters:,} parameters{trained}"
+    tokens = f", {config.num_tokens:,} tokens" if isinstance(config, ViTConfig) else ""
+    yield "an image", f"{config.image_size} pixels{tokens}, forward {_macs(count_macs(config))}"
+    epochs = f", {plan.epochs:.2f} epochs" if plan.num_images else ""
+    yield "steps", f"{plan.steps:,} of {batch:,} images{epochs}"
+    yield "training", f"{_computed(plan)}: {_hours(plan)}"
+    if plan.device:
+        yield "expected", _expected(plan, (gpu,) if gpu else _EXPECTED_ON)
+    processes = count_text(plan.recipe.machine.processes, "process", "processes")
+    yield "micro-batch", f"{count_text(plan.micro_batch, 'image')} in each of {processes}{_uneven(plan)}"
+    assumed = f", assumed: {plan.device} (--device)" if plan.device and not gpu else ""
+    yield "memory", f"{bytes_text(plan.memory_bytes)} per process{_fit(plan)}{assumed}"
+    if gpu:
+        yield "largest batch", f"{count_text(plan.largest_batch, 'image')} at a time"
 
 
 def _machines(way: str, nodes: int) -> str:
@@ -210,9 +194,9 @@ def _in_job(way: str, batch: Resources | None) -> str:
     )
 
 
-def _uneven(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> str:
+def _uneven(plan: "TrainingPlan") -> str:
     """Say what the process with the most images computes, where not all have as many."""
-    mean = recipe.schedule.batch_size / recipe.machine.processes
+    mean = plan.recipe.schedule.batch_size / plan.recipe.machine.processes
     return f"; the one with the most has {plan.most:,} a step (mean {mean:.4g})" * (plan.most > mean)
 
 
@@ -237,11 +221,11 @@ def _size_of(plan: "TrainingPlan") -> str:
     return f"{GPUS[plan.device].memory} GiB"
 
 
-def _host(plan: "TrainingPlan", recipe: Pretrain | Finetune, nodes: int) -> str:
+def _host(plan: "TrainingPlan", nodes: int) -> str:
     """Describe the memory of the host."""
     from vitctl.jobs.resources import RUNTIME_BYTES
 
-    m = recipe.machine
+    m = plan.recipe.machine
     each = "each process" if m.shards(m.processes) > 1 else "process 0"
     copy = f", copy of a checkpoint {bytes_text(plan.copy_bytes)} in {each}" if plan.copy_bytes else ""
     local = count_text(m.processes // nodes, "process", "processes")
@@ -249,35 +233,21 @@ def _host(plan: "TrainingPlan", recipe: Pretrain | Finetune, nodes: int) -> str:
     return f"{local} a node, runtime {bytes_text(RUNTIME_BYTES)} each{copy}{cpu}"
 
 
-def _loader(plan: "TrainingPlan", recipe: Pretrain | Finetune, nodes: int) -> list[tuple[str, str]]:
-    """Return the row on the images that the loader must make, where the rate of the step is known."""
-    if recipe.data.synthetic or not plan.seconds.busy or (plan.device and isinstance(plan.expected, str)):
-        return []
-    rate = recipe.schedule.batch_size / plan.seconds.busy
-    each = f" ({rate_text(rate / recipe.machine.processes)} a process)" * (recipe.machine.processes > 1)
-    needs = f"must make {rate_text(rate / nodes)} images/s on each machine{each}, or the GPUs wait"
-    return [("loader", f"{needs}; `vitctl bench data` measures it")]
+def _data_rows(plan: "TrainingPlan", nodes: int) -> Iterator[tuple[str, str]]:
+    """Yield the rows on the images that the loader must make, and on the bytes that it reads."""
+    from vitctl.jobs.resources import nodes_of_a_shard
 
-
-def _network(
-    plan: "TrainingPlan", batch: int, nodes: int, link: object, *, assumed: bool
-) -> Iterator[tuple[str, str]]:
-    """Yield the rows on what a node sends and reads."""
-    words = f"{link} Gbit/s{' (assumed; --link)' if assumed else ''}"
-    if nodes > 1:
-        yield "network", f"{bytes_text(round(plan.sent_bytes))} a step and node, over {words}"
-    if read := plan.read:
-        size = read.per_image * batch / nodes * read.amplification
-        once = " in the first epoch" if read.is_once else ""
-        often = f", each shard fetched by {read.amplification:.3g} nodes" if read.amplification > 1 else ""
-        cache = f", cache {bytes_text(read.cache)} a node" if read.cache else ""
-        rate = f"{bytes_text(size)} a step and node"
-        if plan.device:
-            rate = f"{size / plan.seconds.step / 1e9:.3g} GB/s a node"
-        yield (
-            "reading",
-            f"{rate}{once}{often}; images of a batch from at most {count_text(read.shards, 'shard')}{cache}",
-        )
+    recipe, seconds = plan.recipe, plan.step_seconds
+    if seconds and not recipe.data.synthetic and not isinstance(plan.expected, str):
+        rate = recipe.schedule.batch_size / seconds
+        each = f" ({rate_text(rate / recipe.machine.processes)} a process)" * (recipe.machine.processes > 1)
+        needs = f"must make {rate_text(rate / nodes)} images/s on each machine{each}, or the GPUs wait"
+        yield "loader", f"{needs}; `vitctl bench data` measures it"
+    if plan.read:
+        size = f"{plan.read / seconds / 1e9:.3g} GB/s" if seconds else f"{bytes_text(plan.read)} a step"
+        fetching = nodes_of_a_shard(recipe, nodes)
+        often = f", each shard fetched by {fetching:.3g} nodes" if fetching > 1 else ""
+        yield "reading", f"{size} on each machine{often}"
 
 
 def _macs(macs: int) -> str:
@@ -317,22 +287,17 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 0.1 else "less than 0.1 s"
 
 
-def _hours(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> str:
-    """Return the length of a training, and where it is not that of computation alone, its parts."""
+def _hours(plan: "TrainingPlan") -> str:
+    """Return the length of a training."""
     if not plan.device:
         return "no time, as machine.device is 'cpu'; `vitctl bench model` measures a step"
-    step = plan.seconds
-    most = " in the process with the most images" if _uneven(plan, recipe) else ""
-    waited = plan.steps * (step.busy - step.computation)
-    wait = f"of which GPUs wait {_time(waited)}" if waited else "during computation"
-    network = f"; network {_time(plan.steps * step.network)}, {wait}" if step.network else ""
-    data = f"; data {_time(plan.fetching_steps * step.data)}" if step.data else ""
-    if recipe.machine.processes > 1 and not network:
-        network = "; the exchange between the GPUs of a node is not counted"
-    parts = f" (computation {_time(plan.steps * step.computation)}{network}{data})" if network + data else ""
+    most = " in the process with the most images" if _uneven(plan) else ""
+    several = plan.recipe.machine.processes > 1
+    network = "; what the GPUs send each other is not counted" if several else ""
     number = plan.trainings
     sweep = f"; {_time(number * plan.run_seconds)} for all {number} trainings" * (number > 1)
-    return f"{_time(plan.run_seconds)} {_where(recipe.machine, plan.device, plan.mfu)}{most}{parts}{sweep}"
+    where = _where(plan.recipe.machine, plan.device, plan.mfu)
+    return f"{_time(plan.run_seconds)} {where}{most}{network}{sweep}"
 
 
 def _fit(plan: "TrainingPlan") -> str:

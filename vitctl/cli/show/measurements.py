@@ -3,7 +3,7 @@
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from vitctl.bench.measuring import Budget
 
 DEFAULT_RECIPE = "in1k_b16"
-_SIZES = ("patch_size", "hidden_size", "depth", "mlp_size", "num_heads")
 _BAR, _QUIET_SECONDS, _CELL_SECONDS = 30, 10.0, 8.0
 _BOUNDS = {
     "memory": "then memory ends",
@@ -112,22 +111,7 @@ def chosen_recipe(
     of_model = [one for one in overrides if one.key.startswith("model.")] if is_plain else []
     overrides = [one for one in overrides if one not in of_model]
     if model and not is_plain:
-        theirs = load_recipe(name).recipe
-        sizes = [key for key in _SIZES if getattr(getattr(theirs, "model", None), key, None) is not None]
-        refuse(
-            RecipeError,
-            (
-                theirs.job == "finetune",
-                f"{model}: recipe '{name}' takes its model from the weights; give --from RUN instead of a "
-                f"name",
-            ),
-            (
-                sizes,
-                f"{model}: recipe '{name}' sets {', '.join(f'model.{key}' for key in sizes)}, which are not "
-                f"those of {model}; leave out the name or --recipe",
-            ),
-        )
-        overrides.append(Override("model.name", model, model))
+        raise RecipeError(f"{model}: a name alone is a plain network; leave out --recipe, or give --model")
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items()]
     recipe = load_recipe(name, [*overrides, *started_processes(member, None, overrides)]).recipe
     if not isinstance(recipe, Pretrain | Finetune):
@@ -135,7 +119,7 @@ def chosen_recipe(
             f"recipe '{name}' is for `vitctl {recipe.job}`: bench needs a recipe of pretrain or finetune"
         )
     if not is_plain:
-        return recipe, f"{model} in {name}" if model else name
+        return recipe, name
     variant(model)
     fields = {one.key.partition(".")[2]: one.value for one in of_model}
     if unknown := fields.keys() - Model.model_fields.keys():
@@ -149,7 +133,6 @@ def run_resolutions(
 ) -> None:
     """Measure forward passes at several resolutions, print a table, and write the plot and its numbers."""
     from vitctl.bench.resolutions import MODELS, bench_resolutions, parse_sides
-    from vitctl.report.paper_plot import SPEEDS
 
     if resolutions is None:
         raise RecipeError(f"--plot {plot}: needs --resolutions, e.g. --resolutions 64..512")
@@ -158,7 +141,7 @@ def run_resolutions(
     of_recipe += [flag for flag in flags if flag != "--precision"] + ["--set"] * bool(options.sets)
     if of_recipe:
         raise RecipeError(f"{of_recipe[0]}: --resolutions takes model names, not a recipe; leave it out")
-    picture = plot or Path(SPEEDS).with_suffix(".png")
+    picture = plot or Path("speed.png")
     numbers = options.json or picture.with_suffix(".json")
     check_target("--plot", picture, (".png", ".svg"))
     check_target("--plot", numbers, (".json",))
@@ -185,21 +168,17 @@ def _draw(result: Mapping[str, Any], picture: Path) -> str:
     return f"plot: {picture}"
 
 
-def run_data(options: Sequence[BenchOptions], flags: Flags, step_rate: float | None) -> None:
-    """Measure the loaders of some recipes, print them, and write their numbers."""
+def run_data(options: BenchOptions, flags: Flags) -> None:
+    """Measure a recipe's loader, print it, and write its numbers."""
     from vitctl.bench.loader_rate import bench_data
 
     start_command()
-    first, results, stopped = options[0], list[dict[str, Any]](), False
-    for recipe, name in [chosen_recipe(each, flags) for each in options]:
-        with measuring(first.threads, first.seconds / len(options)) as budget:
-            results.append({"recipe": name, **bench_data(recipe, budget, step_rate=step_rate)})
-        if stopped := budget.stop.raised:
-            break
-    with _written({"kind": "loaders", "loaders": results}, first.json):
-        for result in results:
-            show_data(result)
-    _finish(first.json, stopped)
+    recipe, name = chosen_recipe(options, flags)
+    with measuring(options.threads, options.seconds) as budget:
+        result = {"recipe": name, **bench_data(recipe, budget)}
+    with _written(result, options.json):
+        show_data(result)
+    _finish(options.json, budget.stop.raised)
 
 
 @contextmanager
@@ -259,18 +238,17 @@ def measuring(threads: int | None, seconds: float) -> "Iterator[Budget]":
 
 
 def show_model(r: Mapping[str, Any]) -> None:
-    """Print a training step: what was measured, its speed and memory, where the time goes, the bottleneck."""
+    """Print a training step: what was measured, its speed and memory, where the time goes."""
     show_table(("", ""), _model_rows(r), left=None, title=f"bench model: {r['recipe']}")
     CONSOLE.print()
-    show_split(r["split"], f"a step of {count_text(r['batch_size'], 'image')}", r["seconds"])
+    show_split(r["split"], r["batch_size"], r["seconds"])
     if r["data"] == "noise":
         say("data: not measured with noise images; `vitctl bench data` measures a loader")
     if r["processes"] == 1:
         say("communication: none, one process")
     elif "communication" not in r["split"]:
         say("communication: part of backward here, where it cannot be left out")
-    CONSOLE.print()
-    _say_verdict(r)
+    _say_notes(r)
 
 
 def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -279,7 +257,7 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
     if machine["device"] == "cpu":
         where += f", {count_text(threads, 'thread')} of {count_text(machine['cores'], 'core')}"
     each = f" in each of {r['processes']} processes" if r["processes"] > 1 else ""
-    kernels = [r["precision"], f"attention {r['attention']}, linear {r['linear']}"]
+    kernels = [r["precision"], f"attention {r['attention']}"]
     kernels += ["compiled"] * r["compile"] + ["blocks recomputed"] * bool(r["checkpoint_blocks"])
     slowest, fastest = (rate_text(r["batch_size"] / pick(r["step_seconds"])) for pick in (max, min))
     mean = f"mean of {count_text(r['steps'], 'step')}"
@@ -312,12 +290,13 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
     return list(rows.items())
 
 
-def show_split(split: Mapping[str, float], title: str, whole: float) -> None:
-    """Print parts of a time, with bars; they add up to the whole."""
+def show_split(split: Mapping[str, float], images: int, whole: float) -> None:
+    """Print the parts of a step, with bars; they add up to the whole."""
     rows = [
         (part, seconds_text(seconds), f"{seconds / whole:.1%}", "#" * round(_BAR * seconds / whole))
         for part, seconds in split.items()
     ]
+    title = f"a step of {count_text(images, 'image')}"
     show_table((title, seconds_text(whole), "share", ""), rows, left=("",))
 
 
@@ -345,7 +324,7 @@ def show_resolutions(result: Mapping[str, Any]) -> None:
         )
         rows.append(row)
         if cell["attention"]:
-            remarks[f"attention {cell['attention']}, linear {cell['linear']}"].append(place)
+            remarks[f"attention {cell['attention']}"].append(place)
         if cell["note"]:
             remarks[f"note: {cell['note']}"].append(place)
     machine = result["machine"]
@@ -362,28 +341,21 @@ def show_resolutions(result: Mapping[str, Any]) -> None:
 
 
 def show_data(r: Mapping[str, Any]) -> None:
-    """Print a loader: its rate, the time of an image, and whether it keeps up."""
-    needs, per_cpu, machine = r["step_images_per_second"], r["images_per_cpu_second"], r["machine"]
+    """Print the rate of a loader."""
+    per_cpu, machine = r["images_per_cpu_second"], r["machine"]
     of_cpu = f", {rate_text(per_cpu)} of a CPU second" if per_cpu else ""
     size = f"{bytes_text(r['image_bytes'])} each, to {r['image_size']} pixels"
+    cores = count_text(machine["cores"], "core")
     rows = [
         ("images", f"{r['data']}: {count_text(r['num_images'], 'image')}, {size}"),
         ("loader", f"{rate_text(r['images_per_second'])} images/s with {count_text(r['workers'], 'worker')}"),
         ("", f"{rate_text(r['images_per_worker'])} of a worker{of_cpu}"),
-        ("the step", f"{rate_text(needs)} images/s ({r['step_source']})" if needs else "not measured"),
-        (
-            "machine",
-            f"{machine['cpu']}, {count_text(machine['cores'], 'core')}, load {machine.get('load', 0):.1f}",
-        ),
+        ("machine", f"{machine['cpu']}, {cores}, load {machine.get('load', 0):.1f}"),
     ]
     show_table(("", ""), rows, left=None, title=f"bench data: {r['recipe']}")
-    CONSOLE.print()
-    show_split(r["split"], "an image in one process", sum(r["split"].values()))
-    CONSOLE.print()
-    _say_verdict(r)
+    _say_notes(r)
 
 
-def _say_verdict(r: Mapping[str, Any]) -> None:
+def _say_notes(r: Mapping[str, Any]) -> None:
     for note in r["notes"]:
         say(f"note: {note}")
-    say(r["verdict"], style="bold")

@@ -12,6 +12,7 @@ from vitctl.report.paper_table import (
     Accuracy,
     Gpu,
     ResultRow,
+    cost_text,
     find_gpu,
     result_rows,
     setting_rows,
@@ -60,7 +61,8 @@ def show_paper_tables(
     ours = our_results(runs)
     for name in numbers:
         if name in SETTINGS:
-            _show_settings(name, gpu)
+            left = ("data", "decay", "rates")
+            show_table(SETTINGS[name], setting_rows(name, gpu), title=_SETTINGS_TITLES[name], left=left)
         elif name in OF_TASKS:
             _show_tasks(name, ours)
         else:
@@ -103,15 +105,6 @@ def _show_runs(ours: OurResults, runs: Path) -> None:
         say(f"left out: {more} more")
 
 
-def _show_settings(number: str, gpu: Gpu) -> None:
-    rows = setting_rows(number, gpu)
-    cost = ("GPU-days",) if rows[0].cost else ()
-    cells = [(r.recipe, *r.values, *((_short(r.cost.gpu_days),) if r.cost else ())) for r in rows]
-    name = "model" if number == "1" else "recipe"
-    header = (name, *SETTINGS[number], *cost)
-    show_table(header, cells, title=_SETTINGS_TITLES[number], left=("data", "decay", "rates"))
-
-
 def _show_tasks(number: str, ours: OurResults) -> None:
     rows = task_rows(number, ours)
     columns = (name for column in VTAB_MODELS for name in (column, "ours"))
@@ -142,7 +135,7 @@ def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: 
         known = dict(zip(table.columns, values, strict=True))
         texts = ("-" if known[target] is None else f"{known[target]:g}" for target in shown)
         accuracies = (text for paper in texts for text in (paper, "-"))
-        known_costs = {"TPU-days": _short(table.core_days.get(name))}
+        known_costs = {"TPU-days": cost_text(table.core_days.get(name))}
         cells.append((name, *accuracies, *(known_costs.get(cost, "-") for cost in costs)))
     title = f"{_kind(number)} {table.caption}; top-1 in percent"
     show_table(("recipe", *columns, *costs), cells, title=title)
@@ -169,10 +162,10 @@ def _costs(row: ResultRow) -> dict[str, str]:
     steps = row.cost.steps
     return {
         "steps": f"{steps:,}" if CONSOLE.width >= WIDE else f"{steps / 1000:,.0f}k",
-        "EFLOPs": _short(row.cost.exaflops),
-        "paper": _short(row.paper_exaflops),
-        "TPU-days": _short(row.paper_core_days),
-        "GPU-days": _short(row.cost.gpu_days),
+        "EFLOPs": cost_text(row.cost.exaflops),
+        "paper": cost_text(row.paper_exaflops),
+        "TPU-days": cost_text(row.paper_core_days),
+        "GPU-days": cost_text(row.cost.gpu_days),
     }
 
 
@@ -186,10 +179,3 @@ def _percent(value: float | None, deviation: float | None, digits: int) -> str:
     if value is None:
         return "-"
     return f"{value:.{digits}f}" + (f"±{deviation:.{digits}f}" if deviation is not None else "")
-
-
-def _short(value: float | None) -> str:
-    """Format a cost with three digits and no exponent."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -277,16 +277,8 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
 
     job, metrics = result["job"], result["metrics"]
     for table in result_tables(job, metrics, result["provenance"]):
-        title = ""
-        if job == "vtab":
-            paper = "; to the right, the paper's results on the same tasks (Table 9)" * bool(metrics["paper"])
-            title = metrics["protocol"] + paper
-        show_table(table.header, table.rows, title=title)
-    if job == "vtab":
-        for name, row in metrics["tasks"].items():
-            if row["copy"]:
-                say(f"note: {name}: {row['copy']}")
-    elif job in ("pretrain", "finetune") and "accuracy" in metrics:
+        show_table(table["header"], table["rows"], title=table["note"])
+    if job in ("pretrain", "finetune") and "accuracy" in metrics:
         _show_accuracy(result, metrics)
     _print_baselines(metrics)
     for kind, path in result.get("files", {}).items():
@@ -325,7 +317,7 @@ def _print_baselines(metrics: Mapping[str, Any]) -> None:
         per_class = f"{METRICS['mean_per_class']} {mean:.2%} ({interval})"
     per_class += ", " if per_class else ""
     if "map" in metrics:
-        say(f"  {', '.join(f'{text} {metrics[key]:.2%}' for key, text in OF_LABEL_SETS.items())}")
+        say(f"  {', '.join(f'{one.words} {metrics[key]:.2%}' for key, one in OF_LABEL_SETS.items())}")
     say(f"  {per_class}majority class alone {majority:.2%}, chance {metrics['chance']:.2%}")
     if "ece" in metrics:
         say(

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.cli.show.render import Screen, show_result
@@ -21,18 +19,19 @@ from vitctl.launch.launcher import Follower
 from vitctl.launch.listing import RunLine, read_line
 from vitctl.launch.run_folder import LOGS, NOW, is_running
 from vitctl.launch.sweep_cells import is_done, run_cells
+from vitctl.models.flops import count_macs
 from vitctl.recipe.known import standing
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sweep import Sweep, SweepCell
-from vitctl.report.charts import Unit, axis, points, tick_text
+from vitctl.report.charts import Unit, number_text, points
 from vitctl.report.sweep_table import Outcome, draw_sweep, groups, shared_words
 from vitctl.system.figures import NOT_INSTALLED, can_plot
 from vitctl.system.files import parsing
 from vitctl.system.text import bytes_text, count_text
 from vitctl.verify.finding import FAILS, Finding
 
-_CURVE_LINES, _WIDEST = 9, 100
+_BARS, _WIDEST = "▁▂▃▄▅▆▇█", 60
 _FIRST_RECORDS = 10  # records that `tail` starts with
 _POLL_SECONDS = 0.5
 _LAST_WARNINGS = 3
@@ -72,17 +71,15 @@ def show_run(folder: Path) -> None:
     if found := standing(records):
         facts.append(("known result", found))
     show_table(("", ""), facts, title=str(folder), left=None)
-    is_plain, width = CONSOLE.options.ascii_only, min(CONSOLE.width, _WIDEST)
     curves: tuple[tuple[str, str, Unit], ...] = (
         ("train", "loss", "number"),
         ("evaluate", "accuracy", "percent"),
     )
     for kind, field, unit in curves:
-        values = [(x, y) for x, y in points(records, kind, field) if x > 0]
+        values = [y for x, y in points(records, kind, field) if x > 0]
         if len(values) > 1:
-            say(f"\n{field}")
-            for text in draw_curve(values, width=width, height=_CURVE_LINES, unit=unit, plain=is_plain):
-                say(text)
+            ends = [number_text(value, unit) for value in (values[0], values[-1])]
+            say(f"{field}: {ends[0]} {sparkline(values)} {ends[1]}")
     warnings = [str(record.get("text")) for record in records if record.get("kind") == "warning"]
     for text in warnings[-_LAST_WARNINGS:]:
         say(f"warning: {text}")
@@ -179,87 +176,23 @@ def clean_runs(runs: Sequence[Path], *, yes: bool) -> None:
     say(f"freed {bytes_text(freed)}")
 
 
-def show_finding(finding: Finding, inside: str, console: Console = CONSOLE) -> None:
-    """Print a finding of `vitctl verify`: wrapped beside its label on a terminal, one line elsewhere.
-
-    Args:
-        finding: the finding.
-        inside: the training inside the run that it is about; "" for the run.
-        console: where to print.
-    """
+def show_finding(finding: Finding, inside: str) -> None:
+    """Print a finding of `vitctl verify`; `inside` is the training in the run that it is about, or ""."""
     label = finding.state.upper() if finding.state in FAILS else finding.state
-    text = f"{inside}: " * bool(inside) + f"{finding.what}: {finding.text}"
-    if not console.is_terminal:
-        console.print(f"{label:<{_FINDING}}{text}", markup=False, highlight=False, soft_wrap=True)
-        return
-    row = Table.grid(padding=0)
-    row.add_column(width=_FINDING, no_wrap=True)
-    row.add_column(overflow="fold")
-    row.add_row(Text(label), Text(text))
-    console.print(row)
+    say(f"{label:<{_FINDING}}{f'{inside}: ' * bool(inside)}{finding.what}: {finding.text}")
 
 
-# Curves.
+def sparkline(values: Sequence[float]) -> str:
+    """Draw a curve in one line: the mean of each part of its values as a bar between the lowest and highest.
 
-_EMPTY = 0x2800
-# Bits of the eight dots of a braille letter: two columns, four rows from the top.
-_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-_LABEL = 8
-
-
-def draw_curve(
-    points: Sequence[tuple[float, float]],
-    *,
-    width: int,
-    height: int,
-    unit: Unit = "number",
-    plain: bool = False,
-) -> list[str]:
-    """Draw a curve with braille dots, with labels at the left and below.
-
-    Args:
-        points: x and y, in the order of x; points that are not finite are left out.
-        width, height: in letters, of the whole chart and of the curve.
-        unit: of y.
-        plain: ASCII only, for a terminal without braille letters.
-
-    Returns:
-        the lines; none if no point is finite.
+    Values that are not finite are left out. "..." for a terminal that has no bars.
     """
-    points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-    if not points:
-        return []
-    across = width - _LABEL - 1
-    dots_x, dots_y = (1, 1) if plain else (2, 4)  # of a letter
-    horizontal = axis([x for x, _ in points], 0, dots_x * across - 1, tight=True)
-    vertical = axis([y for _, y in points], dots_y * height - 1, 0, num_ticks=max(2, height // 3))
-    places = [(round(horizontal.at(x)), round(vertical.at(y))) for x, y in points]
-    letters = [[0] * across for _ in range(height)]  # bits of the dots of each letter
-    for start, end in zip(places, places[1:] or places, strict=False):
-        for x, y in _straight_line(start, end):
-            letters[y // dots_y][x // dots_x] |= 1 if plain else _BITS[y % 4][x % 2]
-    labels = {
-        round(vertical.at(tick) / dots_y - (0 if plain else 0.5)): f"{tick_text(tick, unit):>{_LABEL}}"
-        for tick in vertical.ticks
-    }
-    mark, side, corner, line = ("|", "|", "+", "-") if plain else ("┤", "│", "└", "─")
-    lines = []
-    for row, bits in enumerate(letters):
-        text = "".join(" " if not one else "*" if plain else chr(_EMPTY + one) for one in bits)
-        edge = labels[row] + mark if row in labels else " " * _LABEL + side
-        lines.append(edge + text.rstrip())
-    first, last = (tick_text(x, "steps") for x in (points[0][0], points[-1][0]))
-    below = f"{first}{last:>{max(1, across - len(first))}}"
-    return [*lines, " " * _LABEL + corner + line * across, " " * (_LABEL + 1) + below]
-
-
-def _straight_line(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return the dots between two points."""
-    across, up = end[0] - start[0], end[1] - start[1]
-    steps = max(abs(across), abs(up), 1)
-    return [
-        (round(start[0] + across * n / steps), round(start[1] + up * n / steps)) for n in range(steps + 1)
-    ]
+    finite = np.array([value for value in values if math.isfinite(value)])
+    if not len(finite) or CONSOLE.options.ascii_only:
+        return "..."
+    means = np.array([part.mean() for part in np.array_split(finite, min(_WIDEST, len(finite)))])
+    shares = (means - means.min()) / (np.ptp(means) or 1)
+    return "".join(_BARS[round(share * (len(_BARS) - 1))] for share in shares.tolist())
 
 
 # Sweeps.
@@ -331,7 +264,7 @@ def show_costs(cells: Sequence[SweepCell]) -> None:
                 f"--dry-run plans training runs only; '{cell.recipe}' is for `vitctl {recipe.job}`"
             )
         plan = plan_training(recipe)
-        macs, flops = plan.macs_per_image / 1e9, plan.training_flops / 1e18
+        macs, flops = count_macs(plan.config) / 1e9, plan.training_flops / 1e18
         parameters = f"{plan.parameters / 1e6:,.1f}M"
         rows.append((name, parameters, f"{macs:,.4g}", f"{plan.steps:,}", f"{flops:,.4g}"))
     show_table(("run", "parameters", "GMACs", "steps", "EFLOPs"), rows)

@@ -93,22 +93,6 @@ def _rotate(image: np.ndarray, level: float, rng: np.random.Generator) -> np.nda
     return _affine(image, (cosine, -sine, across), (sine, cosine, down))
 
 
-def _shear_x(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
-    return _affine(image, (1, _either_sign(level * _SHEAR, rng), 0), (0, 1, 0))
-
-
-def _shear_y(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
-    return _affine(image, (1, 0, 0), (_either_sign(level * _SHEAR, rng), 1, 0))
-
-
-def _translate_x(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
-    return _affine(image, (1, 0, _either_sign(level * _TRANSLATION, rng)), (0, 1, 0))
-
-
-def _translate_y(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
-    return _affine(image, (1, 0, 0), (0, 1, _either_sign(level * _TRANSLATION, rng)))
-
-
 def _cutout(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
     half = int(level * _CUTOUT)
     row, column = (int(rng.integers(side)) for side in image.shape[:2])
@@ -140,10 +124,6 @@ def _posterize(image: np.ndarray, level: float, _rng: np.random.Generator) -> np
     return image >> bits << bits
 
 
-def _solarize(image: np.ndarray, level: float, _rng: np.random.Generator) -> np.ndarray:
-    return np.where(image < int(level * 256) % 256, image, 255 - image)
-
-
 def _solarize_add(image: np.ndarray, level: float, _rng: np.random.Generator) -> np.ndarray:
     added = np.minimum(image.astype(np.int64) + int(level * _ADDITION), 255).astype(np.uint8)
     return np.where(image < 128, added, image)
@@ -158,10 +138,6 @@ def _color(image: np.ndarray, level: float, _rng: np.random.Generator) -> np.nda
 def _contrast(image: np.ndarray, level: float, _rng: np.random.Generator) -> np.ndarray:
     grey = min(image.shape[0] * image.shape[1] // 256, 255)
     return _blend(np.full_like(image, grey), image, _strength(level))
-
-
-def _brightness(image: np.ndarray, level: float, _rng: np.random.Generator) -> np.ndarray:
-    return _blend(np.zeros_like(image), image, _strength(level))
 
 
 def _sharpness(image: np.ndarray, level: float, _rng: np.random.Generator) -> np.ndarray:
@@ -183,15 +159,19 @@ OPERATIONS: dict[str, Operation] = {
     "Invert": lambda image, _level, _rng: 255 - image,
     "Rotate": _rotate,
     "Posterize": _posterize,
-    "Solarize": _solarize,
+    "Solarize": lambda image, by, _rng: np.where(image < int(by * 256) % 256, image, 255 - image),
     "Color": _color,
     "Contrast": _contrast,
-    "Brightness": _brightness,
+    "Brightness": lambda image, by, _rng: _blend(np.zeros_like(image), image, _strength(by)),
     "Sharpness": _sharpness,
-    "ShearX": _shear_x,
-    "ShearY": _shear_y,
-    "TranslateX": _translate_x,
-    "TranslateY": _translate_y,
+    "ShearX": lambda image, by, rng: _affine(image, (1, _either_sign(by * _SHEAR, rng), 0), (0, 1, 0)),
+    "ShearY": lambda image, by, rng: _affine(image, (1, 0, 0), (_either_sign(by * _SHEAR, rng), 1, 0)),
+    "TranslateX": lambda image, by, rng: _affine(
+        image, (1, 0, _either_sign(by * _TRANSLATION, rng)), (0, 1, 0)
+    ),
+    "TranslateY": lambda image, by, rng: _affine(
+        image, (1, 0, 0), (0, 1, _either_sign(by * _TRANSLATION, rng))
+    ),
     "Cutout": _cutout,
     "SolarizeAdd": _solarize_add,
 }

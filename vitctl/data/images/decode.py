@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from shutil import which
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -31,11 +30,10 @@ from vitctl.data.images.jpeg import (
     restart_interval,
     unread_coding,
     with_end_marker,
-    with_restart_markers,
 )
 from vitctl.data.images.pixel_digest import is_flat
 from vitctl.errors import DataError
-from vitctl.system.files import PICTURE, PIXELS, SCANNED, SCANS
+from vitctl.system import limits
 from vitctl.system.process import acquire
 
 # Pillow's plugins by `image_extension`; a file is opened by the one of its signature.
@@ -282,7 +280,7 @@ def _pillow_problems(plugin: str = "image") -> Iterator[None]:
             unknown = f"Pillow cannot open this {plugin}: convert it to PNG, if it is not damaged"
             raise BadSample("damaged", unknown) from None
         except Image.DecompressionBombError:
-            raise BadSample("too large", f"should be at most {PIXELS} pixels") from None
+            raise BadSample("too large", f"should be at most {limits.PIXELS:,} pixels") from None
         except Exception as error:  # Pillow's plugins raise a dozen types for damaged files
             reason = "truncated" if isinstance(error, EOFError) or "truncated" in str(error) else "damaged"
             raise BadSample(reason, " ".join(str(error).split())) from None
@@ -295,13 +293,13 @@ def _check_cost(width: int, height: int, num_bytes: int) -> int:
     """
     if not width * height:
         raise BadSample("not an image", f"{width}x{height} pixels")
-    if width * height > PIXELS.limit:
-        raise BadSample("too large", f"{width}x{height} pixels, should be at most {PIXELS}")
-    if num_bytes > PICTURE.limit:
+    if width * height > limits.PIXELS:
+        raise BadSample("too large", f"{width}x{height} pixels, should be at most {limits.PIXELS:,}")
+    if num_bytes > limits.PICTURE:
         raise BadSample(
             "too large",
             f"{width}x{height} pixels need {num_bytes >> 20} MiB to decode, should be at most "
-            f"{PICTURE.limit >> 20} ({PICTURE.variable})",
+            f"{limits.PICTURE >> 20} MiB",
         )
     return num_bytes
 
@@ -322,10 +320,11 @@ def _check_scans(data: bytes, num_pixels: int) -> None:
     Raises BadSample above the limit.
     """
     scans = num_scans(data)
-    if scans > SCANS.limit or (scans > 1 and scans * num_pixels > SCANNED.limit):
-        bounds = f"{SCANS.variable}, {SCANNED.variable}"
+    if scans > limits.SCANS or (scans > 1 and scans * num_pixels > limits.SCANNED):
         raise BadSample(
-            "too large", f"a JPEG with {scans} scans of {num_pixels} pixels, more than is allowed ({bounds})"
+            "too large",
+            f"a JPEG with {scans} scans of {num_pixels} pixels, should be at most {limits.SCANS} scans, and "
+            f"{limits.SCANNED:,} pixels in all of them",
         )
 
 
@@ -435,8 +434,8 @@ def without_heic(data: bytes) -> bytes:
     try:
         opened = pillow_heif.open_heif(io.BytesIO(data), convert_hdr_to_8bit=True)
         width, height = opened.size
-        if width * height > PIXELS.limit:
-            raise BadSample("too large", f"{width}x{height} pixels, should be at most {PIXELS}")
+        if width * height > limits.PIXELS:
+            raise BadSample("too large", f"{width}x{height} pixels, should be at most {limits.PIXELS:,}")
         image = opened.to_pillow()
     except (ValueError, RuntimeError, EOFError, OSError, SyntaxError) as error:
         raise BadSample("damaged", " ".join(str(error).split())) from None
@@ -450,50 +449,32 @@ def without_heic(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Reencode:
-    """Re-encodes JPEG files to smaller ones, or to ones that are decoded faster.
+    """Re-encodes JPEG files to smaller ones, which are decoded faster.
 
     Args:
         max_side: limit on the longer side, in pixels: larger images are resized to it, all others stay
             unchanged. 0 for no limit: then every JPEG is compressed again, and the result is used only where
             it is smaller.
         quality: of the JPEG, 1 to 100; 0 for 90.
-        restart_markers: add restart markers to all JPEGs; see `with_restart_markers`. Compressed again, they
-            have them anyway.
     """
 
     max_side: int = 0
     quality: int = 0
-    restart_markers: bool = False
-
-    def __post_init__(self) -> None:
-        if self.restart_markers and not which("jpegtran"):
-            raise DataError(
-                "restart markers need the program jpegtran: install libjpeg-turbo-progs (Debian, Ubuntu), "
-                "libjpeg-turbo-utils (Fedora) or jpeg-turbo (Homebrew)"
-            )
 
     def __str__(self) -> str:
         shrunk = f"JPEG longer than {self.max_side} pixels shrunk to that"
         again = shrunk if self.max_side else "JPEG compressed again"
-        smaller = f"{again}, quality {self.quality or _USUAL_QUALITY}, Pillow {PIL.__version__}"
-        parts = [smaller] if self.max_side or self.quality else []
-        return "; ".join([*parts, *["JPEG with restart markers"] * self.restart_markers])
+        return f"{again}, quality {self.quality or _USUAL_QUALITY}, Pillow {PIL.__version__}"
 
     def __call__(self, data: bytes) -> bytes:
         """Return the file to store in place of a JPEG.
 
-        The pixels change only with `max_side` or `quality`. Resizing uses Pillow's Lanczos filter; grey stays
-        grey, CMYK becomes RGB; colour profile and EXIF data are kept.
+        Resizing uses Pillow's Lanczos filter; grey stays grey, CMYK becomes RGB; colour profile and EXIF data
+        are kept. The result has restart markers, so that training decodes only the crop; see `cut_out`.
 
-        Raises:
-            BadSample: it cannot be decoded.
-            DataError: jpegtran failed.
+        Raises BadSample if it cannot be decoded.
         """
         picture = open_picture(data)
-        smaller = data if not (self.max_side or self.quality) else self._smaller(data, picture)
-        return with_restart_markers(smaller) if self.restart_markers else smaller
-
-    def _smaller(self, data: bytes, picture: Picture) -> bytes:
         if self.max_side and max(picture.height, picture.width) <= self.max_side:
             return data
         try:

@@ -131,7 +131,7 @@ def image_extension(data: bytes) -> str | None:
 
 def is_heic(data: bytes) -> bool:
     """Return whether a file is HEIF with HEVC inside, by its first bytes; 300 are enough."""
-    return bool(_brands(data) & _HEIC_BRANDS)
+    return data[4:8] == b"ftyp" and bool(_brands(data) & _HEIC_BRANDS)
 
 
 def _brands(data: bytes) -> set[bytes]:

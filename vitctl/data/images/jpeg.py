@@ -7,16 +7,12 @@ are the same, bit for bit. All other JPEGs are decoded with Pillow, in `decode.p
 """
 
 import re
-import subprocess
 import threading
 from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-
-from vitctl.errors import DataError
-from vitctl.system.text import one_line
 
 _START_OF_IMAGE, _END_OF_IMAGE = b"\xff\xd8\xff", b"\xff\xd9"
 _BASELINE, _PROGRESSIVE = (0xC0, 0xC1), 0xC2
@@ -45,7 +41,6 @@ _FEW_ZEROS = bytes(16)  # more than the decoder reads ahead
 _MAX_SCRATCH = 1 << 25  # bytes of the reused buffer of a thread; larger images get a new buffer
 _MARGIN = 2  # extra rows, from which the chroma of the last row is interpolated
 _MIN_INTERVAL = 4  # MCUs between two restart markers, at least: more markers save little more
-_WARNED = 2  # exit code of jpegtran
 _SURROUNDINGS = 4  # extra pixels on all sides, which surround the chroma samples that a crop needs
 
 Fault = tuple[str, str]  # a defect in the compressed data: category to count by, and message
@@ -215,31 +210,6 @@ def restart_interval(width: int, unit: int) -> int:
     """
     units = -(-width // unit)
     return next((size for size in range(_MIN_INTERVAL, units) if units % size == 0), units)
-
-
-def with_restart_markers(data: bytes) -> bytes:
-    """Add restart markers to a common JPEG by jpegtran, which moves the coefficients to a baseline JPEG.
-
-    Returns:
-        The JPEG with the same pixels and metadata, which ends at its end marker; other files, and those whose
-        pixels would change, as they are.
-
-    Raises:
-        DataError: jpegtran failed.
-    """
-    jpeg = read_header(with_end_marker(data))
-    before = decode_rows(jpeg, jpeg.height) if jpeg is not None else None
-    if jpeg is None or before is None:
-        return data
-    interval = f"{restart_interval(jpeg.width, jpeg.unit[1])}B"
-    command = ("jpegtran", "-copy", "all", "-optimize", "-restart", interval)
-    done = subprocess.run(command, input=jpeg.data, capture_output=True, check=False)
-    if done.returncode not in (0, _WARNED):
-        said = done.stderr.decode(errors="replace") or f"exit code {done.returncode}"
-        raise DataError(f"jpegtran failed: {one_line(said.strip())}")
-    marked = read_header(done.stdout)
-    after = decode_rows(marked, marked.height) if marked is not None else None
-    return done.stdout if after is not None and np.array_equal(before, after) else data
 
 
 def decode_rows(

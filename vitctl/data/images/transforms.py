@@ -20,7 +20,7 @@ from vitctl.data.images.augment import (
 )
 from vitctl.data.images.decode import BadSample, Picture, Truncated
 from vitctl.errors import CheckpointError
-from vitctl.system.files import PIXELS
+from vitctl.system import limits
 from vitctl.system.text import one_line
 
 if TYPE_CHECKING:
@@ -253,11 +253,11 @@ class EvalTransform:
         height = width = self.resize or size
         if self.method != "square":
             height, width = self.scaled(picture.height, picture.width)
-            if height * width > PIXELS.limit:
+            if height * width > limits.PIXELS:
                 raise BadSample(
                     "too large",
                     f"{picture.width}x{picture.height} pixels would become {width}x{height}, should be at "
-                    f"most {PIXELS}",
+                    f"most {limits.PIXELS:,}",
                 )
         whole = 0, 0, picture.height, picture.width
         pixels = _resized(picture, whole, (height, width), self.resample, self.decode)

@@ -28,7 +28,7 @@ from vitctl.system.remote import copy, is_remote
 from vitctl.system.text import count_text, one_line
 
 _SAMPLED_IMAGES = 1000
-_SHOWN_PROBLEMS, _SHOWN_SHARDS = 100, 3
+_SHOWN_SHARDS = 3
 _IMAGES_PER_TASK = 256  # of a local shard
 
 
@@ -40,9 +40,7 @@ class Report:
         num_samples: in the split.
         num_decoded: images that were decoded, successfully or not.
         class_counts: samples of each class, in label order.
-        num_problems: all problems.
-        problems: one line each, the first hundred.
-        kinds: problems by file and kind.
+        problems: in the order of the shards.
         digests: of the bytes of every image, `[n]` of 16 bytes, equal for equal images; empty for a sample.
         repeated: duplicate images of the split: `(first, later)`.
         notes: on images that look the same, see `pixel_notes`.
@@ -51,32 +49,22 @@ class Report:
     num_samples: int
     num_decoded: int
     class_counts: tuple[int, ...]
-    num_problems: int
-    problems: tuple[str, ...]
-    kinds: tuple["Kind", ...]
+    problems: tuple["Problem", ...]
     digests: np.ndarray = field(repr=False, compare=False)
     repeated: tuple[tuple[int, int], ...]
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Problems of one kind in one file; `first` is the first bad member, or what is wrong with the file."""
+class Problem(NamedTuple):
+    """A problem of a file; `member` is the bad member, or what is wrong with the file; `line` says it all."""
 
-    file: str
-    kind: str
-    count: int
-    first: str
-
-
-class _Problem(NamedTuple):
     file: str
     kind: str
     member: str
     line: str
 
 
-_Checked = tuple[list[_Problem], list[bytes], list[bytes]]  # digests of the bytes, and of the pixels
+_Checked = tuple[list[Problem], list[bytes], list[bytes]]  # digests of the bytes, and of the pixels
 
 
 class _Task(NamedTuple):
@@ -118,23 +106,18 @@ def verify_index(
         check_labels(source, index.folder.name, "pixels")
     except DataError as error:
         table = SAMPLES if index.labels is None else LABELS
-        problems.append(_Problem(table, "labels of no class", "", str(error)))
+        problems.append(Problem(table, "labels of no class", "", str(error)))
     labels, num_classes = source.labels(), len(index.class_names)
     counts = np.bincount(labels[labels >= 0], minlength=num_classes)[:num_classes]
     digests = [] if decode_images == "sample" else [one for _, found, _ in results for one in found]
     begins = np.cumsum([0, *(shard.num_samples for shard in index.shards)]).tolist()
     numbers = [begins[task.shard] + image for task in tasks for image in task.images]
     pixels = [one for _, _, found in results for one in found]
-    groups: dict[tuple[str, str], list[_Problem]] = {}
-    for problem in problems:
-        groups.setdefault((problem.file, problem.kind), []).append(problem)
     return Report(
         num_samples=index.num_samples,
         num_decoded=num_images * decodes,
         class_counts=tuple(counts.tolist()),
-        num_problems=len(problems),
-        problems=tuple(problem.line for problem in problems[:_SHOWN_PROBLEMS]),
-        kinds=tuple(Kind(*name, len(group), group[0].member) for name, group in groups.items()),
+        problems=tuple(problems),
         digests=np.array(digests, DIGEST),
         repeated=tuple(repeated(np.array(digests, DIGEST))),
         notes=look_alikes(source, numbers, pixels),
@@ -166,7 +149,7 @@ def _tasks(index: Index, sample: bool) -> Iterator[_Task]:
 
 
 def _check_task(index: Index, task: _Task, decodes: bool, done: Done) -> _Checked:
-    problems: list[_Problem] = []
+    problems: list[Problem] = []
     digests: list[bytes] = []
     pixels = [b""] * len(task.images)
     address = index.address(task.shard)
@@ -184,13 +167,13 @@ def _check_task(index: Index, task: _Task, decodes: bool, done: Done) -> _Checke
                         pixels[number] = pixel_digest(decode(source.read(image)))
                     except BadSample as error:
                         key = sample_key(source, image)
-                        problems.append(_Problem(name, error.reason, key, f"{address}: {key}: {error}"))
+                        problems.append(Problem(name, error.reason, key, f"{address}: {key}: {error}"))
                     done(1)
             return problems, digests, pixels
     except DataError as error:  # a remote shard that cannot be fetched
         done(task.whole + len(task.images) * decodes)
         digests = [f"unreadable {image}".encode() for image in task.images]
-        return [_Problem(name, "not fetched", str(error), str(error))], digests, pixels
+        return [Problem(name, "not fetched", str(error), str(error))], digests, pixels
 
 
 @contextmanager
@@ -215,12 +198,12 @@ def _opened_shard(index: Index, number: int, *, fetch: bool) -> Iterator[Index]:
         yield replace(own, folder=folder, base="", shards=(replace(shard, url=""),))
 
 
-def _shard_problems(own: Index, address: str) -> list[_Problem]:
+def _shard_problems(own: Index, address: str) -> list[Problem]:
     (shard,) = own.shards
     path = own.folder / shard.name
 
-    def problem(kind: str, text: str) -> _Problem:
-        return _Problem(shard.name, kind, text, f"{address}: {text}")
+    def problem(kind: str, text: str) -> Problem:
+        return Problem(shard.name, kind, text, f"{address}: {text}")
 
     try:
         scan = read_shard(path, own.members)

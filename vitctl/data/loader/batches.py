@@ -3,7 +3,6 @@
 import hashlib
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
@@ -30,8 +29,7 @@ from vitctl.data.shards.index import has_label
 from vitctl.data.source.order import Lanes, SampleOrder, micro_batches, own_slots, share
 from vitctl.data.source.views import Source, read_together, sample_key
 from vitctl.errors import DataError
-from vitctl.system import files
-from vitctl.system.files import HELD
+from vitctl.system import limits
 from vitctl.system.process import HERE, release_lock
 from vitctl.system.remote import GaveUpError
 
@@ -386,21 +384,27 @@ def _batch(
     images, memory = new_images(len(samples), image_size)
     weights = np.zeros(len(samples), np.float32)
     bad: dict[int, str] = {}
-    opened: dict[int, Opened] = {}
+    opened: dict[int, Callable[[], Tensor]] = {}
+    num_bytes = 0  # that the opened images hold
 
     def transform_opened() -> None:
         for row in list(opened):
-            with _recorded(bad, row):
-                images[row] = opened.pop(row)[0]()  # nothing refers to the picture after this line
+            try:
+                images[row] = opened.pop(row)()  # nothing refers to the picture after this line
                 weights[row] = 1
+            except BadSample as error:
+                bad[row] = error.reason
         release_lock()
 
     for row in np.flatnonzero(samples != PADDING).tolist():
-        with _recorded(bad, row):
-            opened[row] = open_sample(row, int(samples[row]))
-        num_bytes = sum(held for _, held in opened.values())
-        if len(opened) == _OPEN_IMAGES or num_bytes > HELD.limit:
+        try:
+            opened[row], held = open_sample(row, int(samples[row]))
+            num_bytes += held
+        except BadSample as error:
+            bad[row] = error.reason
+        if len(opened) == _OPEN_IMAGES or num_bytes > limits.HELD:
             transform_opened()
+            num_bytes = 0
     transform_opened()
     images[weights == 0] = 0
     for row in bad:
@@ -417,18 +421,9 @@ def _batch(
     )
 
 
-@contextmanager
-def _recorded(bad: dict[int, str], row: int) -> Iterator[None]:
-    try:
-        yield
-    except BadSample as error:
-        bad[row] = error.reason
-
-
 def _batches(
     samples: Dataset[Batch], positions: Iterator[list[int]], num_workers: int, pinned: bool
 ) -> Iterator[Batch]:
-    files.check_limits()
     loader: DataLoader[Any] = DataLoader(
         samples,
         batch_sampler=positions,

@@ -25,10 +25,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, St
 
 from vitctl.data.shards.tar import ROW, Fields, Scan, padded
 from vitctl.errors import DataError
+from vitctl.system import limits
 from vitctl.system.address import without_queries
 from vitctl.system.files import (
-    CLASSES,
-    INDEX,
     atomic_write,
     error_text,
     file_state,
@@ -110,13 +109,13 @@ class _Content(BaseModel):
     tables: dict[str, _Table] | None = None
     labels: LabelCounts | None = None
 
-    @property
-    def table_shapes(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Shape and dtype of each table, by the name of its file."""
-        shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {SAMPLES: ((self.num_samples,), ROW)}
-        if self.max_labels is not None:
-            shapes[LABELS] = (self.num_samples, self.max_labels), np.dtype("<i4")
-        return shapes
+
+def _table_shapes(num_samples: int, width: int | None) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Return shape and dtype of each table by its file; `width` where samples may have several labels."""
+    shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {SAMPLES: ((num_samples,), ROW)}
+    if width:
+        shapes[LABELS] = (num_samples, width), np.dtype("<i4")
+    return shapes
 
 
 _SHOULD = {
@@ -213,7 +212,7 @@ def read_index(folder: Path, base: str = "") -> Index:
     """
     path = folder / INDEX_FILE
     try:
-        text = read_bytes(path, INDEX.limit, error=DataError)
+        text = read_bytes(path, limits.INDEX, error=DataError)
     except DataError as error:
         raise DataError(f"{error}; should be an index of shards") from None
     fields = parse_json(text, path, error=DataError)
@@ -225,7 +224,7 @@ def read_index(folder: Path, base: str = "") -> Index:
     if content is not None:
         shards, problems = _checked_addresses(content.shards, base)
         problems += [] if base else size_problems(folder, shards)
-        for name, (shape, dtype) in content.table_shapes.items():
+        for name, (shape, dtype) in _table_shapes(content.num_samples, content.max_labels).items():
             problems += _table_problems(folder / name, shape, dtype, (content.tables or {}).get(name))
     if content is None or problems:
         more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
@@ -439,9 +438,7 @@ def write_index(
     num_samples = sum(shard.num_samples for shard in shards)
     if not num_samples:
         raise DataError(f"{folder}: the shards hold no samples")
-    shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {SAMPLES: ((num_samples,), ROW)}
-    if width:
-        shapes[LABELS] = (num_samples, width), np.dtype("<i4")
+    shapes = _table_shapes(num_samples, width)
     highest, missing, embedded = -1, 0, set[tuple[str, ...]]()
     with ExitStack() as opened:
         files = {name: opened.enter_context(_new_table(folder / name, *shapes[name])) for name in shapes}
@@ -518,8 +515,10 @@ def _class_names(
         )
     if names is None:
         names = embedded.pop() or None
-    if names is None and needed > CLASSES.limit:
-        raise DataError(f"{folder}: label {needed - 1} of classes without names, should be below {CLASSES}")
+    if names is None and needed > limits.CLASSES:
+        raise DataError(
+            f"{folder}: label {needed - 1} of classes without names, should be below {limits.CLASSES:,}"
+        )
     names = [str(label) for label in range(needed)] if names is None else list(map(same_name, names))
     if needed > len(names):
         raise DataError(f"{folder}: label {needed - 1} has no name, {len(names)} class names were given")

@@ -19,17 +19,9 @@ import numpy as np
 from vitctl.data.shards.index import INDEX_FILE, Index, Shard, write_index
 from vitctl.data.shards.tar import Fields, Scan, read_shard
 from vitctl.errors import DataError
+from vitctl.system import limits
 from vitctl.system.address import without_queries
-from vitctl.system.files import (
-    INDEX,
-    SHARD,
-    atomic_write,
-    file_state,
-    lock_alone,
-    open_lock,
-    parsing,
-    read_json,
-)
+from vitctl.system.files import atomic_write, file_state, lock_alone, open_lock, parsing, read_json
 from vitctl.system.pool import Done, Progress, counted, run_tasks
 from vitctl.system.remote import Span, copy, is_remote, transfer
 from vitctl.system.text import count_text, one_line
@@ -38,7 +30,8 @@ _PARTS, _ANY = ".index.partial", "*.npz"
 
 
 def index_shards(
-    paths: Sequence[Path],
+    places: Sequence[Path | str],
+    out: Path | None = None,
     *,
     class_names: Sequence[str] | None = None,
     source: str = "",
@@ -52,7 +45,10 @@ def index_shards(
     The files are the same for any number of workers, and after any interruption.
 
     Args:
-        paths: the shards of one split, all in one folder; their order becomes the storage order.
+        places: files or addresses of the shards of one split; their order becomes the storage order. A remote
+            shard is read once and not stored.
+        out: folder that gets the index, and links to the files; without it the files are all in one folder,
+            which gets the index.
         class_names: in label order; None: the names embedded in the shards, else the class numbers.
         source: provenance of the images, as text.
         members: which members of a sample are its image and its label, where the default extensions do not
@@ -62,67 +58,31 @@ def index_shards(
         note: told of members that belong to no sample.
 
     Raises:
-        DataError: a shard is damaged or unsafe, a sample lacks a field, a label has no class name, or another
-            process writes the same index.
+        DataError: a shard is damaged or unsafe, or cannot be fetched, a sample lacks a field, a label has no
+            class name, two shards share a name, `out` holds the index of others, or another process writes
+            the same index.
     """
-    num_folders = len({path.parent for path in paths})
-    if num_folders != 1:
-        raise DataError(f"{len(paths)} shards in {num_folders} folders, should be in one")
-    places = list(map(str, paths))
-    return _index(paths[0].parent, places, class_names, source, members, workers, progress, note)
-
-
-def index_addresses(
-    urls: Sequence[str],
-    out: Path,
-    *,
-    class_names: Sequence[str] | None = None,
-    source: str = "",
-    members: Fields = Fields(),
-    workers: int = 0,
-    progress: Progress | None = None,
-    note: Callable[[str], None] = lambda _: None,
-) -> Index:
-    """Write the index of remote WebDataset shards to a local folder. Each shard is read once and not stored.
-
-    Args:
-        urls: URLs of the shards of one split; their order becomes the storage order.
-        out: folder that gets `index.json` and `samples.npy`.
-        class_names, source, members, workers, progress, note: as for `index_shards`.
-
-    Raises:
-        DataError: as `index_shards`; or a URL is refused, two shards share a name, a shard cannot be fetched.
-    """
-    urls = without_queries(*urls, error=DataError)
-    names = {url.rpartition("/")[2] for url in urls}
-    if not urls or len(names) < len(urls):
-        raise DataError(
-            f"{count_text(len(urls), 'address', 'addresses')} with "
-            f"{count_text(len(names), 'file name')}; each shard needs a different one"
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    return _index(out, urls, class_names, source, members, workers, progress, note)
-
-
-def _index(
-    folder: Path,
-    places: Sequence[str],
-    class_names: Sequence[str] | None,
-    source: str,
-    members: Fields,
-    workers: int,
-    progress: Progress | None,
-    note: Callable[[str], None],
-) -> Index:
+    texts = list(map(str, places))
+    if out is not None:
+        _check_same_shards(out, [text.rpartition("/")[2] for text in texts])
+    if any(map(is_remote, texts)):
+        texts, folder = _remote_shards(texts, out)
+    else:
+        paths = list(map(Path, texts))
+        texts = list(map(str, _link_shards(paths, out) if out else paths))
+        folders = {Path(text).parent for text in texts}
+        if len(folders) != 1:
+            raise DataError(f"{len(texts)} shards in {len(folders)} folders, should be in one")
+        (folder,) = folders
     parts = folder / _PARTS
     parts.mkdir(exist_ok=True)
-    job, count = _Job(parts, places, members), counted(progress, len(places))
+    job, count = _Job(parts, texts, members), counted(progress, len(texts))
     with open_lock(parts / "lock") as lock:
         lock_alone(lock.fileno(), folder, error=DataError)
         for left in parts.glob(".*.partial"):  # of a process that was killed
             left.unlink()
         try:
-            scanned = run_tasks(job.scan, len(places), workers=workers, done=count)
+            scanned = run_tasks(job.scan, len(texts), workers=workers, done=count)
             index = write_index(
                 folder,
                 [shard for shard, _, _ in scanned],
@@ -141,6 +101,23 @@ def _index(
         finally:
             if not any(parts.glob(_ANY)):
                 shutil.rmtree(parts, ignore_errors=True)
+
+
+def _remote_shards(urls: Sequence[str], out: Path | None) -> tuple[list[str], Path]:
+    """Return the addresses of shards and the folder of their index, which is made."""
+    if out is None:
+        raise DataError(
+            f"{urls[0]}: an index cannot be written there; choose a local folder for it with --out FOLDER"
+        )
+    urls = without_queries(*urls, error=DataError)
+    names = {url.rpartition("/")[2] for url in urls}
+    if len(names) < len(urls):
+        raise DataError(
+            f"{count_text(len(urls), 'address', 'addresses')} with "
+            f"{count_text(len(names), 'file name')}; each shard needs a different one"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    return list(urls), out
 
 
 @dataclass(frozen=True)
@@ -183,7 +160,7 @@ class _Job:
         version = first.etag, first.num_bytes
         with tempfile.NamedTemporaryFile(prefix=".shard.", suffix=".partial", dir=self.parts) as file:
             try:
-                spans = copy(first.url, file, SHARD.limit, num_bytes=version[1])
+                spans = copy(first.url, file, limits.SHARD, num_bytes=version[1])
                 file.flush()
                 if {(one.etag or version[0], one.num_bytes or version[1]) for one in spans} != {version}:
                     raise DataError(
@@ -196,7 +173,7 @@ class _Job:
 
 
 def _behind(path: Path) -> Path:
-    """Return the shard that a link of `link_shards` leads to, for messages."""
+    """Return the shard that a link of `_link_shards` leads to, for messages."""
     return path.resolve() if path.is_symlink() else path
 
 
@@ -215,20 +192,12 @@ def _load(part: Path) -> Scan:
         return Scan(arrays["rows"], arrays.get("labels"), sha256, num_bytes, tuple(names), tuple(others))
 
 
-def check_same_shards(out: Path, names: Sequence[str]) -> None:
-    """Check that writing an index does not replace the index of other shards.
-
-    Args:
-        out: folder of the new index.
-        names: of the shards in the new index.
-
-    Raises:
-        DataError: the folder holds an index that lists other shards.
-    """
+def _check_same_shards(out: Path, names: Sequence[str]) -> None:
+    """Check that writing an index does not replace the index of other shards."""
     path = out / INDEX_FILE
     if not path.exists():
         return
-    fields = read_json(path, INDEX.limit, error=DataError)
+    fields = read_json(path, limits.INDEX, error=DataError)
     listed = fields.get("shards") if isinstance(fields, dict) else None
     shards = listed if isinstance(listed, list) else []
     others = {str(shard.get("name")) for shard in shards if isinstance(shard, dict)} - set(names)
@@ -239,12 +208,8 @@ def check_same_shards(out: Path, names: Sequence[str]) -> None:
         )
 
 
-def link_shards(paths: Sequence[Path], out: Path) -> list[Path]:
-    """Create symbolic links to shards in a folder, for an index that is not stored beside them.
-
-    Raises:
-        DataError: two shards have the same name, or another file of that name exists.
-    """
+def _link_shards(paths: Sequence[Path], out: Path) -> list[Path]:
+    """Create symbolic links to shards in a folder, for an index that is not stored beside them."""
     names = Counter(path.name for path in paths)
     name, count = names.most_common(1)[0]
     if count > 1:

@@ -23,7 +23,8 @@ from pydantic import ConfigDict, StrictStr
 
 from vitctl.data.images.image_types import IMAGE_EXTENSIONS, is_system_file
 from vitctl.errors import DataError
-from vitctl.system.files import IMAGE_FILE, LABEL_FILE, MEMBER_HEADER, TAR_COMMENT, leads_out, open_regular
+from vitctl.system import limits
+from vitctl.system.files import leads_out, open_regular
 from vitctl.system.text import same_name
 
 _MEMBER_HEADERS = (
@@ -50,7 +51,7 @@ class _Header(tarfile.TarInfo):
         header = super().frombuf(buf, encoding, errors)
         if header.size < 0 or header.type == tarfile.GNUTYPE_SPARSE:
             raise _HeaderError("a member of negative size, or a sparse one")
-        limit = TAR_COMMENT.limit if header.type == tarfile.XGLTYPE else MEMBER_HEADER.limit
+        limit = limits.TAR_COMMENT if header.type == tarfile.XGLTYPE else limits.MEMBER_HEADER
         if header.type in (*_MEMBER_HEADERS, tarfile.XGLTYPE) and header.size > limit:
             raise _HeaderError(
                 f"a name, header or comment of {header.size:,} bytes, should be at most {limit:,}"
@@ -110,8 +111,8 @@ class BoundedTar(tarfile.TarFile):
             ) from None
         if member is not None and (member.size < 0 or self.offset <= before):
             raise tarfile.ReadError(f"the size of the member at byte {before} points back to an earlier byte")
-        if sum(len(key) + len(value) for key, value in self.pax_headers.items()) > TAR_COMMENT.limit:
-            raise tarfile.ReadError(f"comments of more bytes in total than {TAR_COMMENT}")
+        if sum(len(key) + len(value) for key, value in self.pax_headers.items()) > limits.TAR_COMMENT:
+            raise tarfile.ReadError(f"comments of more bytes in total than {limits.TAR_COMMENT:,}")
         del self.members[:-1]
         return member
 
@@ -457,9 +458,9 @@ def _check_member(path: Path, member: tarfile.TarInfo) -> None:
         )
     if not member.isreg() or member.issparse():
         raise DataError(f"{path}: member {name!r} is a link, a device or sparse, should be a plain file")
-    if member.size > IMAGE_FILE.limit:
+    if member.size > limits.IMAGE_FILE:
         raise DataError(
-            f"{path}: member {name!r} has {member.size} bytes, should have at most {IMAGE_FILE.limit}"
+            f"{path}: member {name!r} has {member.size} bytes, should have at most {limits.IMAGE_FILE}"
         )
 
 
@@ -467,9 +468,10 @@ def _label(
     path: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, fields: Fields
 ) -> int | tuple[int, ...] | None:
     """Return the label or the labels in a member, None where a JSON file has no such field."""
-    if member.size > LABEL_FILE.limit:
+    if member.size > limits.LABEL_FILE:
         raise DataError(
-            f"{path}: {member.name}: a label of {member.size:,} bytes, should be at most {LABEL_FILE}"
+            f"{path}: {member.name}: a label of {member.size:,} bytes, should be at most "
+            f"{limits.LABEL_FILE:,}"
         )
     file = tar.extractfile(member)
     text = file.read() if file is not None else b""
@@ -524,9 +526,9 @@ def _row(path: Path, sample: _Sample) -> tuple[int, int, int, int]:
     if wrong is not None:
         raise DataError(f"{where} has label {wrong}, should be 0 or more, or -1 for none")
     header, data = sample.image.offset, sample.image.offset_data
-    if data - header > MEMBER_HEADER.limit:
+    if data - header > limits.MEMBER_HEADER:
         raise DataError(
             f"{path}: {sample.image.name[:80]} has a header of {data - header} bytes, should have at most "
-            f"{MEMBER_HEADER}"
+            f"{limits.MEMBER_HEADER:,}"
         )
     return header, data - header, sample.image.size, labels[0] if labels else -1

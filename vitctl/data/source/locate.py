@@ -23,16 +23,15 @@ from braceexpand import braceexpand
 from vitctl.data.images.image_types import exclusion_reason, is_system_file
 from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import INDEX_FILE, find_splits, table_limits
-from vitctl.data.shards.indexing import index_shards, link_shards
+from vitctl.data.shards.indexing import index_shards
 from vitctl.data.source.rows import Ranges
 from vitctl.data.source.splits import ROLES, read_exclusion, without_excluded
 from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source, class_zero_note, subset, unlabelled_samples
 from vitctl.errors import DataError
+from vitctl.system import limits
 from vitctl.system.address import without_queries
 from vitctl.system.files import (
-    INDEX,
-    SHARD_LIST,
     atomic_write,
     cache_folder,
     inside,
@@ -234,7 +233,7 @@ def _listed(text: str) -> Iterable[str]:
         return [part.strip() for part in re.split(r",(?![^{]*\})", text) if part.strip()]
     path = Path(text[1:])
     try:
-        lines = read_bytes(path, SHARD_LIST.limit, error=DataError).decode("utf-8-sig").splitlines()
+        lines = read_bytes(path, limits.SHARD_LIST, error=DataError).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: cannot be read ({error}); should be a text file with a shard per line"
@@ -401,8 +400,8 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
         end=" ... ",
     )
     try:
-        local = paths if paths[0].parent == folder else link_shards(paths, folder)
-        index = index_shards(local, source=INDEXED, workers=default_workers(), note=notes.append)
+        out = None if paths[0].parent == folder else folder
+        index = index_shards(paths, out, source=INDEXED, workers=default_workers(), note=notes.append)
         seconds = time.monotonic() - began
         classes = count_text(len(index.class_names), "class", "classes")
         unlabelled = len(unlabelled_samples(ShardSource(index)))
@@ -412,8 +411,8 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
     except DataError as error:
         path = paths[0] if len(paths) == 1 else Path(f"{paths[0].parent.resolve()}.tar")
         pack = "" if path in paths else f"tar -C {typed(paths[0].parent)} -cf {typed(path)} . && "
-        out = f"{path.with_suffix('')}-shards"
-        command = f"{pack}vitctl data shards {typed(path)} {typed(out)}"
+        shards = f"{path.with_suffix('')}-shards"
+        command = f"{pack}vitctl data shards {typed(path)} {typed(shards)}"
         fix = _UNPACK if "uncompressed" in str(error) else f"if these are not shards, make some: `{command}`"
         if "integer label" in str(error):
             fix = "write the number of each class, and name the classes with `vitctl data index --classes`"
@@ -478,10 +477,10 @@ def _update_index(url: str, folder: Path, since: float) -> None:
     cached = b""
     with suppress(DataError):
         open_index(folder, url)
-        cached = read_bytes(folder / INDEX_FILE, INDEX.limit, error=DataError)
+        cached = read_bytes(folder / INDEX_FILE, limits.INDEX, error=DataError)
     try:
         patience = FIRST_SECONDS if cached else None
-        text = read_file(f"{url}/{INDEX_FILE}", INDEX.limit, patience=patience, since=since)
+        text = read_file(f"{url}/{INDEX_FILE}", limits.INDEX, patience=patience, since=since)
         if text != cached:
             _fetch_index(url, folder, text)
     except GaveUpError as error:

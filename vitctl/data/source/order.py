@@ -67,14 +67,10 @@ class Order:
     num_samples: int
     seed: int
     shuffle: bool = True
+    window_size = 0
 
     def __post_init__(self) -> None:
         _check_num_samples(self.num_samples)
-
-    @property
-    def window_size(self) -> int:
-        """0: there are no windows."""
-        return 0
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return epoch and sample at the given positions; see `SampleOrder`."""
@@ -256,6 +252,7 @@ class BalancedOrder:
     samples: np.ndarray
     counts: np.ndarray
     seed: int
+    window_size = 0
 
     @staticmethod
     def of(labels: np.ndarray, num_classes: int, seed: int) -> "BalancedOrder":
@@ -267,11 +264,6 @@ class BalancedOrder:
     def num_samples(self) -> int:
         """Samples in the data set, and positions in an epoch."""
         return len(self.samples)
-
-    @property
-    def window_size(self) -> int:
-        """0: there are no windows."""
-        return 0
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return epoch (of its class) and sample at the given positions; see `SampleOrder`."""
@@ -306,16 +298,12 @@ class RepeatedOrder:
     order: SampleOrder
     repeats: int
     batch_size: int
+    window_size = 0
 
     @property
     def num_samples(self) -> int:
         """Samples in the data set."""
         return self.order.num_samples
-
-    @property
-    def window_size(self) -> int:
-        """0: there are no windows."""
-        return 0
 
     @cached_property
     def _dealt(self) -> np.ndarray:

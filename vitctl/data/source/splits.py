@@ -21,7 +21,8 @@ from vitctl.data.source.rows import Ranges
 from vitctl.data.source.stores import ShardSource, array_digest, open_index
 from vitctl.data.source.views import Source, View, concat, sample_key, stored, subset
 from vitctl.errors import DataError
-from vitctl.system.files import GROUPING, INDEX, TABLE, read_bytes, read_json, write_json
+from vitctl.system import limits
+from vitctl.system.files import read_bytes, read_json, write_json
 from vitctl.system.pool import run_tasks
 from vitctl.system.process import tell
 from vitctl.system.text import count_text, one_line
@@ -219,11 +220,11 @@ def _matched(keys: Sequence[str], pattern: str, *_: object) -> list[str]:
     much.
     """
 
-    limit = GROUPING.limit * max(1, -(-len(keys) // 1_000_000))
+    limit = limits.GROUP_SECONDS * max(1, -(-len(keys) // 1_000_000))
 
     def stop(*_: object) -> None:
         raise DataError(
-            f"data.group_by = '{pattern}': takes more than {limit} s ({GROUPING.variable}) for "
+            f"data.group_by = '{pattern}': takes more than {limit} s for "
             f"{count_text(len(keys), 'name')}; write it without repeats inside of repeats, such as (a+)+"
         )
 
@@ -251,7 +252,7 @@ def table_delimiter(path: Path, text: IO[str], fits: Callable[[list[str]], bool]
 def _read_column(path: Path, column: str) -> dict[str, str]:
     """Return a column of a table by its column `path`."""
     try:
-        text = read_bytes(path, TABLE.limit, error=DataError).decode("utf-8-sig")
+        text = read_bytes(path, limits.TABLE, error=DataError).decode("utf-8-sig")
         lines = io.StringIO(text, newline="")
         delimiter = (
             table_delimiter(path, lines, lambda columns: {"path", column} <= {*_column_names(columns)}) or ","
@@ -491,7 +492,7 @@ def read_exclusion(index: Index) -> np.ndarray:
     path = index.folder / FILE
     if not path.exists():
         return np.zeros(0, np.int64)
-    fields = read_json(path, INDEX.limit, error=DataError)
+    fields = read_json(path, limits.INDEX, error=DataError)
     form = fields.get("format") if isinstance(fields, dict) else None
     if form != _FORMAT:
         raise DataError(f"{path}: format is {form!r}, should be {_FORMAT!r}; {_AGAIN}")
@@ -516,7 +517,7 @@ def changed_images(index: Index) -> list[str]:
     source = ShardSource(index)
     return [
         str(image.get("key"))
-        for image in read_json(index.folder / FILE, INDEX.limit, error=DataError)["images"]
+        for image in read_json(index.folder / FILE, limits.INDEX, error=DataError)["images"]
         if image.get("digest") != image_digest(source, image["sample"]).hex()
     ]
 

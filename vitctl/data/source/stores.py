@@ -26,8 +26,9 @@ from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, read_in
 from vitctl.data.shards.tar import stored_key
 from vitctl.data.source.rows import CHUNK, Rows
 from vitctl.errors import DataError, explained
+from vitctl.system import limits
 from vitctl.system.address import without_queries
-from vitctl.system.files import IMAGE_FILE, file_state, read_bytes
+from vitctl.system.files import file_state, read_bytes
 from vitctl.system.process import max_open_shards
 from vitctl.system.remote import is_remote, read_file, read_ranges
 
@@ -116,8 +117,8 @@ class ShardSource:
 
     def read(self, sample: int) -> bytes:
         """Return the encoded image, exactly as stored in the shard."""
-        _, start, stop = self._place(sample)
-        return self._pread(sample, start, stop - start)
+        row = self._row(sample)
+        return self._pread(sample, int(row["header"]) + int(row["data"]), int(row["size"]))
 
     def read_together(self, samples: Sequence[int], *, at_once: bool = False) -> dict[int, bytes]:
         """Read those of some images that take a request each, all at the same time.
@@ -196,8 +197,10 @@ class ShardSource:
         """Return the path or URL of a sample's shard, after checking a range of it."""
         number = bisect.bisect_right(self.ends, sample)
         address = self.index.address(number)
-        if size > IMAGE_FILE.limit:
-            raise BadSample("too large", f"{address}: {size} bytes at byte {start}, at most {IMAGE_FILE}")
+        if size > limits.IMAGE_FILE:
+            raise BadSample(
+                "too large", f"{address}: {size} bytes at byte {start}, at most {limits.IMAGE_FILE:,}"
+            )
         if start + size > self.index.shards[number].num_bytes:
             raise BadSample("unreadable", f"{address} ends before byte {start + size}")
         return address
@@ -265,18 +268,16 @@ class ImageFiles:
         """Return the path or address as it was given."""
         return self.names[sample]
 
-    def location(self, sample: int) -> str:
-        """Return the path or address as it was given."""
-        return self.names[sample]
+    location = key
 
     def read(self, sample: int) -> bytes:
         """Return the encoded image. Raises `BadSample` with the reason if it cannot be read."""
         name = self.names[sample]
         try:
             if is_remote(name):
-                content = read_file(name, IMAGE_FILE.limit)
+                content = read_file(name, limits.IMAGE_FILE)
             else:
-                content = read_bytes(Path(name), IMAGE_FILE.limit, error=DataError)
+                content = read_bytes(Path(name), limits.IMAGE_FILE, error=DataError)
         except DataError as error:
             raise BadSample(str(error).removeprefix(f"{name}: ")) from None
         if not content:

@@ -19,7 +19,8 @@ from vitctl.data.shards import index as shard_index
 from vitctl.data.source import hashing
 from vitctl.data.source.views import Source, used_shards
 from vitctl.errors import DataError
-from vitctl.system.files import RUN_FILE, file_state, open_regular, read_bytes
+from vitctl.system import limits
+from vitctl.system.files import file_state, open_regular, read_bytes
 from vitctl.system.process import blocked_signals
 from vitctl.system.remote import is_remote
 
@@ -213,7 +214,7 @@ class Verification:
         yield from self._here
         for path in sorted(self._folder.glob("*.jsonl")):
             try:
-                text = read_bytes(path, RUN_FILE.limit, error=DataError).decode(errors="replace")
+                text = read_bytes(path, limits.RUN_FILE, error=DataError).decode(errors="replace")
             except DataError:  # not a record file: everything is verified again
                 continue
             for line in text.splitlines():

@@ -16,12 +16,13 @@ from vitctl.data.images.image_types import HEAD_BYTES, is_heic
 from vitctl.data.images.pixel_digest import pixel_digest, pixel_notes
 from vitctl.data.source.views import no_class
 from vitctl.errors import DataError
-from vitctl.system.files import IMAGE_FILE, parsing, write_csv
+from vitctl.system import limits
+from vitctl.system.files import parsing, write_csv
 from vitctl.system.pool import Done, run_each
 from vitctl.system.text import breaks_line, count_text, same_name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Item:
     """One original image.
 
@@ -226,8 +227,8 @@ def check_image(data: bytes) -> tuple[str, bytes]:
     """
     if not data:
         return "empty file", b""
-    if len(data) > IMAGE_FILE.limit:
-        return f"too large: {len(data):,} bytes, should have at most {IMAGE_FILE}", b""
+    if len(data) > limits.IMAGE_FILE:
+        return f"too large: {len(data):,} bytes, should have at most {limits.IMAGE_FILE:,}", b""
     try:
         picture = open_picture(data)
         pixels = picture.region(0, 0, picture.height, picture.width, reuse_buffer=True)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,14 +14,14 @@ import numpy as np
 
 from vitctl.data.images.decode import Reencode
 from vitctl.data.images.image_types import image_extension, refusal
-from vitctl.data.images.jpeg import read_header
 from vitctl.data.shards.index import INDEX_FILE, Index, Shard, read_index, write_index
 from vitctl.data.shards.tar import ROW, Scan, ShardWriter, escape_key, names_header, pad_labels, read_shard
 from vitctl.data.source.order import Order
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item, Originals, read_item
 from vitctl.errors import DataError, refuse
-from vitctl.system.files import IMAGE_FILE, atomic_write, inside, lock_alone, opened_folder, write_text
+from vitctl.system import limits
+from vitctl.system.files import atomic_write, inside, lock_alone, opened_folder, write_text
 from vitctl.system.pool import Done, Progress, counted, run_each, run_tasks
 from vitctl.system.text import breaks_line, count_text, one_line
 
@@ -70,7 +69,7 @@ def write_split(
         reencode: makes JPEG files smaller; None leaves every byte alone. Told in the index.
         progress: called with (images done, images in all). Images of unknown size count twice, they are
             measured first.
-        note: called with a line about what an earlier, unfinished run left, and about restart markers.
+        note: called with a line about what an earlier, unfinished run left, and how many JPEGs changed.
         meanwhile: called in a thread of this process while others measure, if there are others.
 
     Raises:
@@ -79,8 +78,7 @@ def write_split(
     """
     _check(items, out, class_names, source_text)
     source = f"{source_text}; {reencode}" if reencode else source_text
-    marks = reencode is not None and reencode.restart_markers
-    count = counted(progress, (1 + marks) * len(items) + sum(item.size is None for item in items))
+    count = counted(progress, len(items) + sum(item.size is None for item in items))
     with _own_folder(out) as aside:
         sizes, held = _measure(items, workers, count, meanwhile)
         import webdataset  # noqa: F401 - `ShardWriter` needs it: once here, not in every forked process
@@ -115,25 +113,8 @@ def write_split(
     if reencode is not None:
         changed = sum(int((scan.rows["size"] != sizes[plan.items(n)]).sum()) for n, scan in enumerate(scans))
         same = f"{changed:,} of {count_text(len(items), 'image')} changed; the others are as they were"
-        note(f"{reencode}: {_restart_markers(index, workers, count) if marks else same}")
+        note(f"{reencode}: {same}")
     return index
-
-
-def _restart_markers(index: Index, workers: int, done: Done) -> str:
-    """Return in words how many images of a split have restart markers, and why the others have none."""
-    stored = ShardSource(index)
-
-    def without(number: int) -> str:
-        data = stored.read(number)
-        header, extension = read_header(data), image_extension(data)
-        if header is not None:
-            return "" if header.restart else "JPEG whose pixels jpegtran would change"
-        return "CMYK or uncommon JPEG" if extension == "jpg" else "not JPEG"
-
-    counts = Counter(run_each(without, len(stored), _IMAGES_PER_TASK, workers=workers, done=done))
-    marked, total = counts.pop("", 0), count_text(len(stored), "image")
-    left = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items()))
-    return f"{marked:,} of {total} have restart markers" + (f"; without: {left}" if left else "")
 
 
 def write_originals(originals: Originals, out: Path, split: str, *, seed: int = 0, **how: Any) -> Index:
@@ -297,8 +278,8 @@ class _Job:
         if extension is None:
             reason, what = refusal(data)
             raise DataError(f"{item.key}: {reason}: {what}; remove it, or leave it out with --bad skip")
-        if len(data) > IMAGE_FILE.limit:
-            raise DataError(f"{item.key}: {len(data)} bytes, should have at most {IMAGE_FILE.limit}")
+        if len(data) > limits.IMAGE_FILE:
+            raise DataError(f"{item.key}: {len(data)} bytes, should have at most {limits.IMAGE_FILE}")
         if self.reencode and extension == "jpg":
             try:
                 data = self.reencode(data)

@@ -538,10 +538,6 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
                 f"{recipe.weights.source}: evaluate takes no ONNX file; `vitctl predict SHARDS:SPLIT --from "
                 f"{recipe.weights.source}` prints its accuracy",
             ),
-            (
-                recipe.machine.engine != "onnxruntime",
-                f"machine.engine = '{recipe.machine.engine}': for ONNX files alone; leave it out",
-            ),
         )
     if isinstance(recipe, Finetune | FrozenRecipe | Vtab | Evaluate | ExportRecipe):
         chosen = recipe.weights

@@ -1,7 +1,6 @@
 """Networks ready to be given images: their outputs, from PyTorch or from an ONNX file."""
 
 import hashlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from vitctl.data.images.decode import BadSample, Picture, open_picture
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.views import Source, sample_key
-from vitctl.engine.computation import Kernels, choose_kernels, use_kernels
+from vitctl.engine.computation import choose_attention
 from vitctl.engine.evaluation import NOT_FINITE, class_logits, image_features, most_likely
 from vitctl.engine.runtime import Computation, Normaliser, alone
 from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError, refuse
@@ -38,7 +37,8 @@ from vitctl.models.weights.meta import (
 )
 from vitctl.recipe.schema import Evaluate
 from vitctl.recipe.sections import WeightsSource
-from vitctl.system.files import WEIGHTS, parse_json
+from vitctl.system import limits
+from vitctl.system.files import parse_json
 from vitctl.system.text import count_text, one_line
 
 LOGITS, FEATURES = "logits", "features"
@@ -72,7 +72,6 @@ class TorchNetwork:
 
     Args:
         normalise: with mean and standard deviation of the weights.
-        kernels: that it computes with.
         has_head, has_features: whether it gives logits, and the input of its classification layer.
         resizes: whether it prepares photographs of any size by itself.
         flip_average: whether its logits are the mean over an image and its mirror image.
@@ -81,7 +80,6 @@ class TorchNetwork:
     model: Model
     computation: Computation
     normalise: Normaliser
-    kernels: Kernels
     has_head: bool
     has_features: bool = True
     resizes: bool = False
@@ -100,7 +98,6 @@ class TorchNetwork:
     @torch.inference_mode()
     def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
         inputs = self.normalise(images)
-        use_kernels(self.kernels)
         if not with_features:
             return Outputs(self._logits(inputs).cpu(), None)
         features = image_features(self.computation, self.model, inputs)
@@ -115,53 +112,8 @@ class TorchNetwork:
         return class_logits(self.computation, self.model, inputs, flip_average=self.flip_average)
 
 
-class _OpenVINO:
-    """An ONNX file as OpenVINO computes it on a CPU; called as onnxruntime's session is.
-
-    Args:
-        path: of the file.
-        in_bf16: compute in bf16, else in float32.
-
-    Raises:
-        CheckpointError: OpenVINO cannot run it.
-        LaunchError: OpenVINO is not installed, or the processor does not compute in bf16.
-    """
-
-    def __init__(self, path: Path, *, in_bf16: bool) -> None:
-        # It counts uses for its maker; without it openvino works as well.
-        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-        try:
-            import openvino
-        except ImportError:
-            raise LaunchError(
-                "machine.engine = 'openvino': openvino is not installed; run: pip install 'vitctl[openvino]'"
-            ) from None
-        # By default it computes in bf16 where the processor can.
-        hint = "bf16" if in_bf16 else "f32"
-        options = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-        core = openvino.Core()
-        if in_bf16 and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-            raise LaunchError(
-                "machine.precision = 'bf16': this processor has no instructions for bf16; leave it out"
-            )
-        try:
-            # One request for all passes, which keeps its memory.
-            self._request = core.compile_model(path, "CPU", options).create_infer_request()
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"{path}: OpenVINO cannot run it ({one_line(str(error))}); leave out machine.engine"
-            ) from None
-
-    def run(self, wanted: list[str], feed: Mapping[str, NDArray[Any]], _options: Any) -> list[NDArray[Any]]:
-        """Return the outputs of these names."""
-        found = self._request.infer(dict(feed))
-        return [found[name] for name in wanted]
-
-
 _ONLY_ERRORS, _NO_ERRORS = 3, 4
 _SHOWN = 4
-# Standard deviations of the logits, far below what changes an answer; more in 16 bits.
-_ENGINE_BOUND, _NARROW_BOUND = 1e-3, 0.1
 
 
 class OnnxNetwork:
@@ -170,25 +122,21 @@ class OnnxNetwork:
     Args:
         path: of the file.
         device: "auto", "cpu" or "cuda".
-        engine: "onnxruntime", or "openvino" for a CPU; `engine_note` tells how far its outputs are from
-            those of onnxruntime.
-        in_bf16: with OpenVINO, compute in bf16 instead of float32.
 
     Raises:
-        CheckpointError: it is no ONNX file, or not one of an image classifier as `vitctl export` writes it;
-            OpenVINO cannot run it, or computes something else.
-        LaunchError: onnxruntime has no CUDA here, or OpenVINO is not installed, and that was asked for.
+        CheckpointError: it is no ONNX file, or not one of an image classifier as `vitctl export` writes it.
+        LaunchError: onnxruntime has no CUDA here, and that was asked for.
     """
 
-    def __init__(
-        self, path: Path, device: str = "auto", engine: str = "onnxruntime", *, in_bf16: bool = False
-    ) -> None:
+    def __init__(self, path: Path, device: str = "auto") -> None:
         import onnxruntime
 
         if not path.is_file():
             raise CheckpointError(f"{path}: no such ONNX file; write one with `vitctl export --to onnx`")
-        if path.stat().st_size > WEIGHTS.limit:
-            raise CheckpointError(f"{path}: {path.stat().st_size:,} bytes, should be at most {WEIGHTS}")
+        if path.stat().st_size > limits.WEIGHTS:
+            raise CheckpointError(
+                f"{path}: {path.stat().st_size:,} bytes, should be at most {limits.WEIGHTS:,}"
+            )
         has_cuda = _CUDA in onnxruntime.get_available_providers()
         if device == "cuda" and not has_cuda:
             raise LaunchError(
@@ -236,30 +184,6 @@ class OnnxNetwork:
                 f"{path}: names {count_text(len(self._names), 'class', 'classes')}, but its logits are "
                 f"{one_line(str(outputs[LOGITS]))}; export it again"
             )
-        self.engine_note = ""
-        if engine == "openvino":
-            self._use_openvino(in_bf16=in_bf16)
-
-    def _use_openvino(self, *, in_bf16: bool) -> None:
-        """Replace the session by OpenVINO, if both give the same outputs of a random image."""
-        generator, with_features = torch.Generator().manual_seed(0), not self.has_head
-        shape = (1, 3, self.image_size, self.image_size)
-        image = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-        before = self(image, with_features=with_features)
-        if self.precision == "int8":
-            raise CheckpointError(f"{self.path}: OpenVINO rounds int8 otherwise; leave out machine.engine")
-        self._session = _OpenVINO(self.path, in_bf16=in_bf16)
-        after = self(image, with_features=with_features)
-        one, other = (found.logits if self.has_head else found.features for found in (before, after))
-        assert one is not None and other is not None
-        off = float((one - other).abs().max() / one.std().clamp(min=1e-12))
-        if not off <= (_NARROW_BOUND if in_bf16 or self.precision == "float16" else _ENGINE_BOUND):
-            raise CheckpointError(
-                f"{self.path}: outputs of OpenVINO differ from those of onnxruntime by {off:.2g} standard "
-                f"deviations; leave out machine.engine"
-            )
-        name = "OpenVINO in bf16" if in_bf16 else "OpenVINO"
-        self.engine_note = f"{name}, {off:.1e} standard deviations from onnxruntime"
 
     def _check_input(self) -> tuple[str, int]:
         """Return the name of the only input, uint8 [batch, 3, S, S], and S; 0 if it resizes photographs
@@ -537,14 +461,12 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
     transform = _transform(recipe, meta)
     model, _ = loaded_model(found, transform.image_size, computation.dtype)
     model.to(device=computation.device, dtype=computation.dtype).eval()
-    kernels = choose_kernels(machine, model.config, computation)
-    use_kernels(kernels)
+    choose_attention(model, machine, computation)
     pack(model, computation.product_dtype)
     network = TorchNetwork(
         model,
         computation,
         computation.normaliser(meta["mean"], meta["std"]),
-        kernels,
         found.weights.has_head,
         flip_average=recipe.evaluation.flip_average,
     )
@@ -576,17 +498,11 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
             f"export again with --flip-average",
         ),
         (
-            machine.engine == "openvino" and machine.device == "cuda",
-            "machine.engine = 'openvino' computes on a CPU; set machine.device = 'cpu'",
-        ),
-        *(
-            (value != "auto", f"machine.{name} = '{value}': {weights.source} has its own; leave it out")
-            for name, value in (("attention", machine.attention), ("linear", machine.linear))
+            machine.attention != "auto",
+            f"machine.attention = '{machine.attention}': {weights.source} has its own; leave it out",
         ),
     )
-    device = "cpu" if machine.engine == "openvino" else machine.device
-    in_bf16 = (machine.engine, machine.precision) == ("openvino", "bf16")
-    network = OnnxNetwork(Path(locate(weights.source, fetch)), device, machine.engine, in_bf16=in_bf16)
+    network = OnnxNetwork(Path(locate(weights.source, fetch)), machine.device)
     refuse(
         RecipeError,
         (
@@ -595,11 +511,9 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
             f"pixels; leave it out",
         ),
         (
-            machine.precision not in ("auto", "float32") and not in_bf16,
+            machine.precision not in ("auto", "float32"),
             f"machine.precision = '{machine.precision}': {weights.source} has the precision of its export; "
-            f"leave it out"
-            + "; machine.engine = 'openvino' also computes in bf16"
-            * (machine.precision == "bf16"),
+            f"leave it out",
         ),
     )
     told = [f"{name} {digest[:12]}" for name, digest in network.digests.items()]
@@ -612,7 +526,7 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
         network.meta,
         network.digests,
         weights.source,
-        "; ".join(filter(None, (*told, "flip average" * network.flip_average, network.engine_note))),
+        "; ".join(filter(None, (*told, "flip average" * network.flip_average))),
         remarks(network.meta, assumed),
     )
 

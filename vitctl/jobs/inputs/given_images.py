@@ -28,8 +28,8 @@ from vitctl.data.writer.intake import LeftOut
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.recipe.images import Place
+from vitctl.system import limits
 from vitctl.system.address import without_queries
-from vitctl.system.files import SHARD_LIST
 from vitctl.system.remote import check_address, is_remote
 from vitctl.system.text import count_text, nearest
 
@@ -202,9 +202,9 @@ def _names_in(stdin: IO[bytes], note: Note) -> Iterator[_File]:
 
     One that does not exist is a bad image, not an error: the list may be a program's.
     """
-    content = stdin.read(SHARD_LIST.limit + 1)
-    if len(content) > SHARD_LIST.limit:
-        raise DataError(f"standard input: a list of more bytes than {SHARD_LIST}; give it in parts")
+    content = stdin.read(limits.SHARD_LIST + 1)
+    if len(content) > limits.SHARD_LIST:
+        raise DataError(f"standard input: a list of more bytes than {limits.SHARD_LIST:,}; give it in parts")
     for line in content.split(b"\0") if b"\0" in content else content.splitlines():
         name = os.fsdecode(line)
         if name and not is_remote(name) and os.path.isdir(name):

@@ -177,13 +177,7 @@ def scored_weights(recipe: Evaluate, found: FoundWeights | None = None) -> Found
 
     Raises:
         CheckpointError: they are not there, or it is not.
-        RecipeError: an engine of ONNX files is chosen.
     """
-    if recipe.machine.engine != "onnxruntime":
-        raise RecipeError(
-            f"machine.engine = '{recipe.machine.engine}': only ONNX files, of predict and serve, have an "
-            f"engine; leave it out"
-        )
     return _check_meta(found or weights_of(recipe), ("image_size", "eval_method", "eval_resize", "resample"))
 
 

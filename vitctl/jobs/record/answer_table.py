@@ -11,7 +11,8 @@ from typing import Any
 
 from vitctl.data.datasets.readers.table import need_pyarrow, open_parquet, parquet_dicts
 from vitctl.errors import CheckpointError, DataError, refuse
-from vitctl.system.files import TABLE, atomic_write, parsing, read_bytes, write_csv
+from vitctl.system import limits
+from vitctl.system.files import atomic_write, parsing, read_bytes, write_csv
 from vitctl.system.text import csv_cell, printable
 
 _TEXTS = ("path", "truth", "answer")
@@ -74,7 +75,7 @@ def _write_parquet(path: Path, rows: Sequence[Sequence[object]]) -> None:
 
 def answers_digest(path: Path) -> str:
     """Return the SHA-256 of a file of answers. Raises CheckpointError."""
-    return hashlib.sha256(read_bytes(path, TABLE.limit, error=CheckpointError)).hexdigest()
+    return hashlib.sha256(read_bytes(path, limits.TABLE, error=CheckpointError)).hexdigest()
 
 
 def read_answers(path: Path) -> list[dict[str, Any]]:
@@ -82,7 +83,7 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
     with parsing(path, CheckpointError, "not a file of answers of `vitctl evaluate --answers`"):
         if path.suffix == PARQUET:
             return [{name: row[name] for name in COLUMNS} for row in parquet_dicts(path, open_parquet(path))]
-        text = read_bytes(path, TABLE.limit, error=CheckpointError).decode(errors="replace")
+        text = read_bytes(path, limits.TABLE, error=CheckpointError).decode(errors="replace")
         rows = csv.DictReader(io.StringIO(text, newline=""))
         return [
             {

@@ -46,8 +46,9 @@ from vitctl.recipe.neutral_keys import RESULT_NEUTRAL, deciding_values
 from vitctl.recipe.schema import Recipe
 from vitctl.recipe.sections import weights_choice
 from vitctl.recipe.write import written_name
+from vitctl.system import limits
 from vitctl.system.address import without_queries
-from vitctl.system.files import RUN_FILE, flush, read_bytes, read_json, read_toml
+from vitctl.system.files import flush, read_bytes, read_json, read_toml
 from vitctl.system.text import one_line
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def record_digests(folder: Path) -> dict[str, Any]:
 
 def _of_state(folder: Path, name: str) -> str:
     try:
-        state = read_json(folder / STATE, RUN_FILE.limit, error=CheckpointError)
+        state = read_json(folder / STATE, limits.RUN_FILE, error=CheckpointError)
     except (CheckpointError, OSError):
         return ""
     return str(state.get(name, "")) if isinstance(state, dict) else ""

@@ -32,8 +32,8 @@ from vitctl.models.weights.header import (
 )
 from vitctl.models.weights.later import Later, now
 from vitctl.models.weights.layouts import Tensors, listed
-from vitctl.system import files
-from vitctl.system.files import WEIGHTS, WEIGHTS_GROWTH, restore_mode, write_text
+from vitctl.system import files, limits
+from vitctl.system.files import restore_mode, write_text
 from vitctl.system.text import escaped_json, one_line
 
 Kind = Literal["safetensors", "npz", "torch"]
@@ -112,8 +112,8 @@ def kind_of(path: Path) -> Kind:
     with path.open("rb") as file:
         start = file.read(256)
     size = path.stat().st_size
-    if size > WEIGHTS.limit:
-        raise CheckpointError(f"{path}: {size:,} bytes, should be at most {WEIGHTS}")
+    if size > limits.WEIGHTS:
+        raise CheckpointError(f"{path}: {size:,} bytes, should be at most {limits.WEIGHTS:,}")
     # The first eight bytes are the header's length and may look like anything, so the brace is what counts.
     if start[8:9] == b"{":
         needed = 8 + int.from_bytes(start[:8], "little")
@@ -135,10 +135,10 @@ def _kind_of_zip(path: Path, size: int) -> Kind:
     with _whole(path, "archive"), zipfile.ZipFile(path) as archive:
         members = archive.infolist()
     claimed = sum(member.file_size for member in members)
-    if claimed > min(WEIGHTS.limit, size * WEIGHTS_GROWTH.limit + _ZEROS_BYTES):
+    if claimed > min(limits.WEIGHTS, size * limits.WEIGHTS_GROWTH + _ZEROS_BYTES):
         raise CheckpointError(
-            f"{path}: declares {claimed:,} bytes, too many for its size; at most {WEIGHTS}, and "
-            f"{WEIGHTS_GROWTH} times its size, are opened"
+            f"{path}: declares {claimed:,} bytes, too many for its size; at most {limits.WEIGHTS:,}, and "
+            f"{limits.WEIGHTS_GROWTH:,} times its size, are opened"
         )
     names = [member.filename for member in members]
     if names and all(name.endswith(".npy") for name in names):
@@ -377,10 +377,6 @@ def _read_torch(path: Path) -> Tensors:
             f"{path}: not a plain state dict, these are not tensors: {one_line(listed(strangers))}"
         )
     return found
-
-
-def _is_plain(found: Mapping[Any, Any]) -> bool:
-    return all(isinstance(one, Tensor) for one in found.values())
 
 
 def _flat(found: Mapping[Any, Any], depth: int) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from urllib.parse import quote, unquote, urlsplit
 
 from vitctl.errors import CheckpointError, DataError, explained
 from vitctl.models.weights.header import INDEX, bounded, parts_of
+from vitctl.system import limits
 from vitctl.system.address import check, with_query, without_queries
-from vitctl.system.files import WEIGHTS, cache_folder, flush, inside, locked, no_links, write_text
+from vitctl.system.files import cache_folder, flush, inside, locked, no_links, write_text
 from vitctl.system.remote import (
     HUB,
     TRANSIENT,
@@ -307,7 +308,7 @@ def _download(url: str, target: Path, progress: Progress) -> None:
         done = part.stat().st_size
         span = Span(url, file=file, done=done, etag=etag, heard=heard, progress=progress)
         try:
-            transfer([span], WEIGHTS.limit)
+            transfer([span], limits.WEIGHTS)
         except (CheckpointError, NotModifiedError):
             part.unlink()
             raise

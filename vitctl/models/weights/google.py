@@ -24,8 +24,8 @@ from vitctl.models.weights.layouts import (
     classes,
     entry,
     needed,
+    renamed,
     stored_meta,
-    vit_misfits,
     vit_shape,
 )
 from vitctl.models.weights.meta import HALF
@@ -36,6 +36,14 @@ NUM_GROUPS = 32
 _NUM_CLASSES_I21K = 21843
 _FINE_TUNED_SIZE = 384  # B.1.1, when neither the file's name nor the grid of patches says otherwise
 _BIT_FINE_TUNED_SIZE = 480  # BiT's rule for ImageNet
+# The spellings of other generations of Flax, and that of the published files.
+_PUBLISHED = {
+    "/MultiHeadDotProductAttention_0/": "/MultiHeadDotProductAttention_1/",
+    "/MlpBlock_0/": "/MlpBlock_3/",
+    "/LayerNorm_1/": "/LayerNorm_2/",
+    r"/standardized_conv2d_\d+/": "/standardized_conv2d/",
+}
+_NORM = r"(^|/)(gn\d|gn_root|gn_proj|group_norm)/"
 
 
 def vit_table(num_heads: int) -> Table:
@@ -120,18 +128,11 @@ def tidy(tensors: Tensors) -> Tensors:
             tensors = {
                 name.removeprefix(wrapper): t for name, t in tensors.items() if name.startswith(wrapper)
             }
-    return {_published(name): _flat_norm(name, tensor) for name, tensor in tensors.items()}
-
-
-def _published(name: str) -> str:
-    name = name.replace("/MultiHeadDotProductAttention_0/", "/MultiHeadDotProductAttention_1/")
-    name = name.replace("/MlpBlock_0/", "/MlpBlock_3/").replace("/LayerNorm_1/", "/LayerNorm_2/")
-    return re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", name)
-
-
-def _flat_norm(name: str, tensor: Tensor) -> Tensor:
-    of_norm = re.search(r"(^|/)(gn\d|gn_root|gn_proj|group_norm)/", name)
-    return tensor.flatten() if of_norm and tensor.dim() == 4 and tensor.shape[:3] == (1, 1, 1) else tensor
+    found = renamed(tensors, _PUBLISHED)
+    for name, tensor in found.items():
+        if re.search(_NORM, name) and tensor.dim() == 4 and tensor.shape[:3] == (1, 1, 1):
+            found[name] = tensor.flatten()
+    return found
 
 
 def _describe_vit(
@@ -204,18 +205,18 @@ def _named_size(beside: Beside) -> int | None:
     return int(match[1]) if match else None
 
 
-def _misfits(row: WeightsLayout, config: Config) -> Iterator[str]:
+def _lacks(config: Config) -> Iterator[tuple[object, str]]:
     if isinstance(config, ViTConfig):
-        if (config.gelu, config.norm_eps) != (NUMERICS["gelu"], NUMERICS["norm_eps"]):
-            yield (
-                f"the authors' code has a {NUMERICS['gelu']} GELU and norm_eps {NUMERICS['norm_eps']:g}, "
-                f"these weights were trained with {config.gelu} and {config.norm_eps:g}"
-            )
-        yield from vit_misfits(row, config)
-    if isinstance(config, HybridConfig | ResNetConfig) and config.num_groups != NUM_GROUPS:
-        yield f"num_groups is {NUM_GROUPS} there, not {config.num_groups}"
-    if isinstance(config, ResNetConfig) and config.version != "v2":
-        yield "ResNets were published as v2 only"
+        yield (
+            {name: getattr(config, name) for name in NUMERICS} != NUMERICS,
+            f"the authors' code has a {NUMERICS['gelu']} GELU and norm_eps {NUMERICS['norm_eps']:g}, these "
+            f"weights were trained with {config.gelu} and {config.norm_eps:g}",
+        )
+    if isinstance(config, HybridConfig | ResNetConfig):
+        groups = config.num_groups
+        yield groups != NUM_GROUPS, f"num_groups is {NUM_GROUPS} there, not {groups}"
+    if isinstance(config, ResNetConfig):
+        yield config.version != "v2", "ResNets were published as v2 only"
 
 
 def _notes(_config: Config, meta: Json) -> Iterator[str]:
@@ -248,7 +249,7 @@ VIT = WeightsLayout(
     describe=_describe_vit,
     tidy=tidy,
     documented={"mean": HALF, "std": HALF, "resample": "bilinear", "position_resize": "zoom"},
-    misfits=_misfits,
+    lacks=_lacks,
     holds={"classifier": ("gap",), "position_embedding": ("none",), "gelu": ("erf",)},
     notes=_notes,
 )

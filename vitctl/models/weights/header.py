@@ -14,7 +14,8 @@ from typing import Any
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.models.variants import Config, from_dict, variant
 from vitctl.models.weights.meta import compared_names
-from vitctl.system.files import TENSORS, WEIGHTS, inside, open_regular, parse_json, read_json
+from vitctl.system import limits
+from vitctl.system.files import inside, open_regular, parse_json, read_json
 from vitctl.system.text import one_line
 
 FORMAT = "vitctl/1"
@@ -117,8 +118,8 @@ def safetensors_header(path: Path) -> dict[str, Any] | None:
         raise CheckpointError(
             f"{path}: damaged safetensors file (its header describes no tensors); copy it again"
         )
-    if len(entries) > TENSORS.limit:
-        raise CheckpointError(f"{path}: {len(entries):,} tensors, should be at most {TENSORS}")
+    if len(entries) > limits.TENSORS:
+        raise CheckpointError(f"{path}: {len(entries):,} tensors, should be at most {limits.TENSORS:,}")
     if 8 + length + max((entry["data_offsets"][1] for entry in entries), default=0) != size:
         raise CheckpointError(f"{path}: damaged or truncated safetensors file ({size} bytes); copy it again")
     return header
@@ -177,10 +178,10 @@ def parts_of(index: Path) -> dict[str, set[str]]:
         inside(index.parent, part, error=CheckpointError, where=index)
         if not part.endswith(_ENDINGS):
             raise CheckpointError(f"{index}: {one_line(part)} should end as {' or '.join(_ENDINGS)}")
-    if len(named) > TENSORS.limit or len(parts) > _MAX_PARTS:
+    if len(named) > limits.TENSORS or len(parts) > _MAX_PARTS:
         raise CheckpointError(
-            f"{index}: {len(named):,} tensors in {len(parts):,} files, should be at most {TENSORS} in "
-            f"{_MAX_PARTS:,} files"
+            f"{index}: {len(named):,} tensors in {len(parts):,} files, should be at most "
+            f"{limits.TENSORS:,} in {_MAX_PARTS:,} files"
         )
     return parts
 
@@ -195,8 +196,8 @@ def bounded(index: Path, parts: Iterable[Path]) -> Iterator[Path]:
         if not part.is_file():
             raise CheckpointError(f"{part}: missing, but {index.name} needs it; copy all parts")
         total += part.stat().st_size
-        if total > WEIGHTS.limit:
-            raise CheckpointError(f"{index}: its parts are larger than {WEIGHTS} together")
+        if total > limits.WEIGHTS:
+            raise CheckpointError(f"{index}: its parts are larger than {limits.WEIGHTS:,} together")
         yield part
 
 

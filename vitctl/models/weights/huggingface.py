@@ -34,8 +34,8 @@ from vitctl.models.weights.layouts import (
     contradiction,
     entry,
     pair,
+    renamed,
     stacked,
-    vit_misfits,
     vit_shape,
 )
 from vitctl.models.weights.licence import USUALLY_DINOV3
@@ -281,10 +281,6 @@ _TOWERS: Table = {
 }
 
 
-def _no_more(_config: ViTConfig) -> dict[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Family:
     """What transformers knows about a family, with its defaults for what config.json leaves out.
@@ -328,7 +324,7 @@ class _Family:
     position_resize: str = "bicubic"
     spellings: Mapping[str, str] = field(default_factory=dict)
     dropped: str = r"mask_token$|\.relative_position_index$|^lm_head\."
-    own: Callable[[ViTConfig], dict[str, Any]] = _no_more
+    own: Callable[[ViTConfig], dict[str, Any]] = lambda _config: {}
     fill: Callable[[Any], Tensors] = lambda _config: {}
     remarks: tuple[str, ...] = ()
 
@@ -495,13 +491,8 @@ def in_memory(name: str) -> str:
 def _tidy(family: _Family, tensors: Tensors) -> Tensors:
     """Give a bare body the prefix of the classifier's body, and every name its spelling in files."""
     bare = family.prefix and any(name.startswith("embeddings.") for name in tensors)
-    named = {}
-    for name, tensor in tensors.items():
-        name = f"{family.prefix}.{name}" if bare else name
-        for pattern, spelling in family.spellings.items():
-            name = re.sub(pattern, spelling, name)
-        if tensor.numel() and not re.search(family.dropped, name):
-            named[name] = tensor
+    spellings = {**({"^": f"{family.prefix}."} if bare else {}), **family.spellings}
+    named = renamed({name: one for name, one in tensors.items() if one.numel()}, spellings, family.dropped)
     if family is _SIGLIP and "classifier.weight" in named:  # its classifier averages the tokens
         named = {name: named[name] for name in named if not name.startswith("vision_model.head.")}
     both = any(".attention.relative_position_bias." in name for name in named)
@@ -705,19 +696,22 @@ def _class_names(id2label: Json, num_classes: int) -> list[str]:
     return [] if invented else [name for _, name in numbered]
 
 
-def _misfits(family: _Family, row: WeightsLayout, config: Config) -> Iterator[str]:
-    yield from vit_misfits(row, config)
-    if type(config) is not ViTConfig:
-        return
-    if config.representation_size and (config.num_classes or family is not _VIT):
-        yield "its classifier has no pre-logits layer, only the model without a head has one (the pooler)"
-    if family.own is _own_dinov2 and not _ratio(config):
-        yield f"its MLP has a multiple of the width, not {config.mlp_size} for {config.hidden_size}"
-    if config.num_classes and (not family.with_head or config.classifier != family.pools):
-        yield (
+def _lacks(family: _Family, config: ViTConfig) -> tuple[tuple[object, str], ...]:
+    return (
+        (
+            config.representation_size and (config.num_classes or family is not _VIT),
+            "its classifier has no pre-logits layer, only the model without a head has one (the pooler)",
+        ),
+        (
+            family.own is _own_dinov2 and not _ratio(config),
+            f"its MLP has a multiple of the width, not {config.mlp_size} for {config.hidden_size}",
+        ),
+        (
+            config.num_classes and (not family.with_head or config.classifier != family.pools),
             f"no class of transformers puts a head on its classifier {config.classifier!r}; write it to timm "
-            f"or safetensors"
-        )
+            f"or safetensors",
+        ),
+    )
 
 
 def _notes(family: _Family, config: ViTConfig, meta: Json) -> Iterator[str]:
@@ -800,7 +794,7 @@ def _layout(family: _Family, table: Table, mark: str, absent: str = "", **needs:
             "resample": family.resample,
             **({"classifier": "token"} if family.assumes else {}),
         },
-        misfits=partial(_misfits, family),
+        lacks=partial(_lacks, family),
         needs={"gelu": tuple(_ACTIVATION), **needs},
         notes=partial(_notes, family),
         sidecars=partial(_sidecars, family),

@@ -9,7 +9,7 @@ recognised, name rules for both directions, and what is documented or assumed wh
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal
 
@@ -163,6 +163,19 @@ def stacked(tensors: Tensors, whole: str, parts: tuple[str, ...]) -> Tensors:
     return found
 
 
+def renamed(tensors: Tensors, names: Mapping[str, str], dropped: str = r"(?!)") -> Tensors:
+    """Return the tensors with other names, by patterns and what stands in their place, without those whose
+    new name has the pattern `dropped`.
+    """
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        for pattern, other in names.items():
+            name = re.sub(pattern, other, name)
+        if not re.search(dropped, name):
+            found[name] = tensor
+    return found
+
+
 def mismatches(
     tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], should: str
 ) -> dict[str, list[str]]:
@@ -247,7 +260,7 @@ class WeightsLayout:
         spell: brings what `table` writes to the spelling of the program's class for a configuration.
         documented: values that hold for every such file, which records none of them.
         assumed: values that may not hold, for what a file does not record.
-        misfits: what of a configuration the layout cannot hold.
+        lacks: of a configuration, whether it has something that the layout has no place for, and what.
         of: the family of its models.
         holds: the values of a ViT's fields that it can hold beside the paper's, by field.
         needs: the values that it can hold in place of the paper's, by field; `True` stands for any but zero.
@@ -266,7 +279,7 @@ class WeightsLayout:
     spell: Callable[[Tensors, Any], Tensors] = lambda tensors, _config: tensors
     documented: Json
     assumed: Json = field(default_factory=dict)
-    misfits: Callable[["WeightsLayout", Any], Iterator[str]]
+    lacks: Callable[[Any], Iterable[tuple[object, str]]] = lambda _config: ()
     of: type[Config] = ViTConfig
     holds: Json = field(default_factory=dict)
     needs: Json = field(default_factory=dict)
@@ -284,6 +297,23 @@ class WeightsLayout:
             for name, value in found.items()
             if name not in _DECIDING or {bool, value} & set(self.holds.get(name, ())) or name in self.needs
         }
+
+    def misfits(self, config: Config) -> list[str]:
+        """Return what of a configuration the layout cannot hold: of a Vision Transformer all that is not the
+        paper's, but for `holds` and `needs`.
+        """
+        if type(config) is not self.of:
+            return [f"it has no place for a {type(config).__name__.removesuffix('Config')} model"]
+        odd = [(name, value) for name, value in vars(config).items() if not self._fits(name, value)]
+        return [
+            *(f"it has no {name} {value!r}" for name, value in odd),
+            *(words for is_there, words in self.lacks(config) if is_there),
+        ]
+
+    def _fits(self, name: str, value: Any) -> bool:
+        if known := self.needs.get(name):
+            return value in known or bool in known or (bool(value) and True in known)
+        return value == getattr(ViTConfig, name, None) or name in self.held({name: value})
 
     def view(self, tensors: Tensors) -> View:
         """Return the tidy `tensors` as seen by our names."""
@@ -479,19 +509,3 @@ def _image_size(table: Tensor | None, prefix: int, patch_size: int, hint: int | 
             f"class token"
         )
     return hint if hint and hint // patch_size == side else side * patch_size
-
-
-def vit_misfits(row: WeightsLayout, config: Config) -> Iterator[str]:
-    """Return what a layout of Vision Transformers cannot hold: all that is not the paper's, but for
-    `row.holds` and `row.needs`.
-    """
-    if type(config) is not row.of:
-        yield f"it has no place for a {type(config).__name__.removesuffix('Config')} model"
-        return
-    for one in fields(ViTConfig):
-        value, known = getattr(config, one.name), row.needs.get(one.name, ())
-        fits = value in known or bool in known or (bool(value) and True in known)
-        if one.name not in row.needs:
-            fits = one.default == value or one.name in row.held({one.name: value})
-        if not fits:
-            yield f"it has no {one.name} {value!r}"

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import BOUNDS, CHOICES, WITH_CLASS_TOKEN, Config
-from vitctl.system.files import RUN_FILE, read_json, write_json
+from vitctl.system import limits
+from vitctl.system.files import read_json, write_json
 from vitctl.system.text import count_text, one_line, same_name
 
 Activation = Literal["softmax", "sigmoid"]
@@ -274,7 +275,7 @@ def stored_temperature(weights: str, digest: Callable[[], str]) -> Temperature |
     if "://" in weights or not place.is_file():
         return None
     try:
-        found = Temperature.model_validate(read_json(place, RUN_FILE.limit, error=CheckpointError))
+        found = Temperature.model_validate(read_json(place, limits.RUN_FILE, error=CheckpointError))
     except ValidationError:
         raise CheckpointError(
             f"{place}: is not a temperature of `vitctl evaluate --fit-temperature`; fit again, or remove it"

@@ -26,7 +26,7 @@ from vitctl.models.weights.layouts import (
     contradiction,
     entry,
     pair,
-    vit_misfits,
+    renamed,
     vit_shape,
 )
 from vitctl.models.weights.meta import CLIP
@@ -120,10 +120,7 @@ def without_trunk(tensors: Tensors, beside: Beside) -> tuple[Tensors, Beside]:
 def _tidy(tensors: Tensors) -> Tensors:
     """Leave the image tower, without its projection, with the prefix of a file of both towers."""
     bare = "class_embedding" in tensors and "conv1.weight" in tensors
-    named = {f"visual.{name}": tensor for name, tensor in tensors.items()} if bare else tensors
-    return {
-        name: tensor for name, tensor in named.items() if name.startswith("visual.") and name != "visual.proj"
-    }
+    return renamed(tensors, {"^": "visual."} if bare else {}, dropped=r"^(?!visual\.)|^visual\.proj$")
 
 
 def _describe(
@@ -204,7 +201,6 @@ LAYOUT = WeightsLayout(
         "eval_resize": 1.0,
         "resample": "bicubic_antialias",
     },
-    misfits=vit_misfits,
     holds={"classifier": ("patches",), "norm_at": ("pooled",)},
     needs={"gelu": ("erf", "quick", "tanh"), "norm_pre": (bool,), "patch_bias": (False,)},
     notes=_notes,

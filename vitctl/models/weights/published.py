@@ -10,18 +10,22 @@ from types import MappingProxyType
 
 from vitctl.errors import CheckpointError
 from vitctl.models.weights import timm
-from vitctl.models.weights.layouts import SQUASH, Json, Tensors, WeightsLayout
+from vitctl.models.weights.layouts import SQUASH, Json, Tensors, WeightsLayout, renamed
 from vitctl.models.weights.meta import CLIP, IMAGENET
 
-_PRETRAINING = {
-    r"^mask_token$|^lm_head\.|^decoder_|^projectors\.|^local_cls_norm\.|^cls_pt_layers\.": "",
-    r"(^|\.)rope\.freqs_(cos|sin)$|^rope_embed\.periods$|relative_position_index$": "",
+_PRETRAINING = (
+    r"^mask_token$|^lm_head\.|^decoder_|^projectors\.|^local_cls_norm\.|^cls_pt_layers\."
+    r"|(^|\.)rope\.freqs_(cos|sin)$|^rope_embed\.periods$|relative_position_index$"
+)
+_NAMES = {
+    r"\.mlp\.w12\.": ".mlp.fc1.",
+    r"\.mlp\.w1\.": ".mlp.fc1_g.",
+    r"\.mlp\.w2\.": ".mlp.fc1_x.",
+    r"\.mlp\.w3\.": ".mlp.fc2.",
+    r"^(register|storage)_tokens$": "reg_token",
+    r"\.mlp\.ffn_ln\.": ".mlp.norm.",
+    r"\.attn\.inner_attn_ln\.": ".attn.norm.",
 }
-_SWIGLU = {r"\.mlp\.w12\.": ".mlp.fc1.", r"\.mlp\.w1\.": ".mlp.fc1_g.", r"\.mlp\.w2\.": ".mlp.fc1_x."}
-_SWIGLU |= {r"\.mlp\.w3\.": ".mlp.fc2."}
-_NAMES = _PRETRAINING | _SWIGLU
-_NAMES |= {r"^(register|storage)_tokens$": "reg_token", r"\.mlp\.ffn_ln\.": ".mlp.norm."}
-_NAMES |= {r"\.attn\.inner_attn_ln\.": ".attn.norm."}
 
 
 def _without_bias_of_keys(tensors: Tensors) -> Tensors:
@@ -41,7 +45,7 @@ def _without_bias_of_keys(tensors: Tensors) -> Tensors:
 
 def _pooled(tensors: Tensors) -> Tensors:
     """Return pre-training's tensors as those of a classifier, which has its last norm after the pooling."""
-    found = timm.renamed(tensors, {} if "fc_norm.weight" in tensors else {r"^norm\.": "fc_norm."})
+    found = renamed(tensors, {} if "fc_norm.weight" in tensors else {r"^norm\.": "fc_norm."})
     shared = found.pop("rel_pos_bias.relative_position_bias_table", None)
     if shared is not None:  # one table for all blocks
         blocks = [name.removesuffix("norm1.weight") for name in found if name.endswith(".norm1.weight")]
@@ -63,7 +67,7 @@ def _row(
 
     def tidy(tensors: Tensors) -> Tensors:
         is_own = absent not in tensors and all(one in tensors for one in own)
-        return timm.tidy(change(timm.renamed(tensors, _NAMES))) if is_own else {}
+        return timm.tidy(change(renamed(tensors, _NAMES, _PRETRAINING))) if is_own else {}
 
     base = timm.POOLED if change is _pooled else timm.LAYOUT
     documented = {"gelu": "erf", "norm_eps": norm_eps, "position_resize": position_resize}

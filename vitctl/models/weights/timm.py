@@ -6,7 +6,7 @@ Three classes of timm hold our networks: `VisionTransformer`, `Eva` (rotary posi
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -28,8 +28,8 @@ from vitctl.models.weights.layouts import (
     check_sizes,
     entry,
     pair,
+    renamed,
     stacked,
-    vit_misfits,
     vit_shape,
 )
 from vitctl.models.weights.meta import CLIP, HALF, IMAGENET
@@ -168,16 +168,6 @@ TABLE: Table = {
 }
 _QKV = tuple(f".attn.{letter}_proj.weight" for letter in "qkv")
 _GATED = {kind: (f".mlp.fc1_g.{kind}", f".mlp.fc1_x.{kind}") for kind in ("weight", "bias")}
-
-
-def renamed(tensors: Tensors, names: Mapping[str, str]) -> Tensors:
-    """Return the tensors with other names: pattern -> what stands in its place, "" drops the whole tensor."""
-    found: Tensors = {}
-    for name, tensor in tensors.items():
-        for pattern, other in names.items():
-            name = re.sub(pattern, other, name) if other or not re.search(pattern, name) else ""
-        found |= {name: tensor} if name else {}
-    return found
 
 
 def tidy(tensors: Tensors) -> Tensors:
@@ -345,10 +335,8 @@ def _check_size(name: str, given: Json, shape: Json) -> None:
 
 def _peculiar(name: str) -> dict[str, Any]:
     """Return what the architecture computes, where neither tensors nor config.json tell it."""
-    found: dict[str, Any] = {}
-    for pattern, values in _PECULIAR.items():
-        found |= values if re.search(pattern, name) else {}
-    return found
+    rows = (values for pattern, values in _PECULIAR.items() if re.search(pattern, name))
+    return {key: value for values in rows for key, value in values.items()}
 
 
 def _refuse(*words: str) -> None:
@@ -447,22 +435,31 @@ def _recorded(pretrained: Json) -> dict[str, Any]:
     }
 
 
-def _misfits(row: WeightsLayout, config: Config) -> Iterator[str]:
-    yield from vit_misfits(row, config)
-    if type(config) is not ViTConfig:
-        return
-    if config.representation_size:
-        yield "it has no pre-logits layer; fine-tune first, or write with no pre-logits"
+def _lacks(config: ViTConfig) -> tuple[tuple[object, str], ...]:
     family, gated, pooling = _family(config), config.mlp == "swiglu", config.classifier == "attention"
     other = family in (*_EVA, _BEIT)
-    if config.norm_pre == config.patch_bias:
-        yield "its norm before the blocks goes with patches without a bias, and the other way round"
-    if pooling and (config.registers or gated or other):
-        yield "its attention pooling goes with neither registers, SwiGLU, rotary positions nor relative ones"
-    if other and ((config.gelu != "erf" and not gated) or config.norm_pre or config.qkv_bias == "qkv"):
-        yield "with rotary or relative positions it has an exact GELU, no first norm and no bias of keys"
-    if family == _BEIT and (gated or not config.has_class_token):
-        yield "its class with relative positions has a class token and no SwiGLU"
+    return (
+        (
+            config.representation_size,
+            "it has no pre-logits layer; fine-tune first, or write with no pre-logits",
+        ),
+        (
+            config.norm_pre == config.patch_bias,
+            "its norm before the blocks goes with patches without a bias, and the other way round",
+        ),
+        (
+            pooling and (config.registers or gated or other),
+            "its attention pooling goes with neither registers, SwiGLU, rotary positions nor relative ones",
+        ),
+        (
+            other and ((config.gelu != "erf" and not gated) or config.norm_pre or config.qkv_bias == "qkv"),
+            "with rotary or relative positions it has an exact GELU, no first norm and no bias of keys",
+        ),
+        (
+            family == _BEIT and (gated or not config.has_class_token),
+            "its class with relative positions has a class token and no SwiGLU",
+        ),
+    )
 
 
 def _notes(config: ViTConfig, _meta: Json) -> Iterator[str]:
@@ -636,7 +633,7 @@ LAYOUT = WeightsLayout(
         "eval_resize": 0.9,
         "resample": "bicubic_antialias",
     },
-    misfits=_misfits,
+    lacks=_lacks,
     holds={
         "classifier": ("gap", "patches", "attention"),
         "position_embedding": ("none", "relative_bias"),

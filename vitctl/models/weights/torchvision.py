@@ -15,13 +15,15 @@ from vitctl.models.weights.layouts import (
     block,
     entry,
     pair,
-    vit_misfits,
+    renamed,
     vit_shape,
 )
 from vitctl.models.weights.meta import IMAGENET
 
 NORM_EPS = 1e-6
 _LAYER = "encoder.layers.encoder_layer_{i}"
+# The names of the oldest published files, and those of today.
+_TODAY = {r"\.mlp\.linear_1\.": ".mlp.0.", r"\.mlp\.linear_2\.": ".mlp.3."}
 
 TABLE: Table = {
     "class_token": entry("class_token"),
@@ -36,14 +38,6 @@ TABLE: Table = {
 }
 
 
-def _tidy(tensors: Tensors) -> Tensors:
-    """Bring the MLP's names of the oldest published files to those of today."""
-    return {
-        name.replace(".mlp.linear_1.", ".mlp.0.").replace(".mlp.linear_2.", ".mlp.3."): tensor
-        for name, tensor in tensors.items()
-    }
-
-
 def _describe(
     row: WeightsLayout, view: View, _tensors: Tensors, beside: Beside
 ) -> tuple[Config, dict[str, Any]]:
@@ -54,16 +48,13 @@ def _describe(
     return row.vit(shape, {"num_heads": beside.num_heads, **swag}, beside)
 
 
-def _misfits(row: WeightsLayout, config: Config) -> Iterator[str]:
-    yield from vit_misfits(row, config)
-    if type(config) is not ViTConfig:
-        return
-    if config.gelu != "erf":
-        yield "its GELU is exact and these weights were trained with the tanh form"
-    if not config.num_classes:
-        yield "it always has a head"
-    if config.image_size % config.patch_size:
-        yield f"image_size {config.image_size} has to be a multiple of patch_size {config.patch_size} there"
+def _lacks(config: ViTConfig) -> tuple[tuple[object, str], ...]:
+    size, patch = config.image_size, config.patch_size
+    return (
+        (config.gelu != "erf", "its GELU is exact and these weights were trained with the tanh form"),
+        (not config.num_classes, "it always has a head"),
+        (size % patch, f"image_size {size} has to be a multiple of patch_size {patch} there"),
+    )
 
 
 def arguments(config: ViTConfig) -> dict[str, Any]:
@@ -100,7 +91,7 @@ LAYOUT = WeightsLayout(
     mark="conv_proj.weight",
     table=lambda _num_heads: TABLE,
     describe=_describe,
-    tidy=_tidy,
+    tidy=lambda tensors: renamed(tensors, _TODAY),
     documented={
         **IMAGENET,
         "gelu": "erf",
@@ -113,7 +104,7 @@ LAYOUT = WeightsLayout(
         "eval_resize": 224 / 256,
         "resample": "bilinear_antialias",
     },
-    misfits=_misfits,
+    lacks=_lacks,
     holds={"gelu": ("erf",)},
     notes=_notes,
 )

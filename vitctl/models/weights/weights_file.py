@@ -346,7 +346,7 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
     weights = tempered(weights)
     row, num_classes = _row(to, weights.config), weights.config.num_classes
     suffix = f".{row.container}"
-    problems = list(row.misfits(row, weights.config))
+    problems = row.misfits(weights.config)
     if row.container == "npz" and any(tensor.dtype == torch.bfloat16 for tensor in weights.state.values()):
         problems.append("NumPy has no bfloat16; convert the weights to float32 first")
     tensors: Tensors = {}
@@ -401,7 +401,7 @@ def _row(to: str, config: Config) -> WeightsLayout:
     """Return the layout of a program that can hold the model, else that which lacks least."""
     rows = [row for row in LAYOUTS if row.name.split("-")[0] == to]
     of_family = [row for row in rows if row.of is type(config)] or rows
-    return min(of_family, key=lambda row: len(list(row.misfits(row, config))))
+    return min(of_family, key=lambda row: len(row.misfits(config)))
 
 
 def _target(path: Path, container: str) -> Path:

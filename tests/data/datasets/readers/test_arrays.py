@@ -16,7 +16,6 @@ from vitctl.data.datasets.readers import arrays
 from vitctl.data.datasets.readers.arrays import (
     DIGITS_SIZES,
     SPRITE_LABELS,
-    Rows,
     digit_items,
     parse_example,
     read_norb,
@@ -26,19 +25,6 @@ from vitctl.data.datasets.vtab import TRAIN800_DIGESTS, names_digest
 from vitctl.data.images.decode import decode
 from vitctl.data.source.splits import md5_order
 from vitctl.errors import DataError
-
-
-def test_rows__behave_like_a_list() -> None:
-    rows = Rows(np.array([5, 6, 7]), lambda row: bytes([row]), "k{}".format)
-    assert len(rows) == 3
-    assert [(item.key, item.label, item.read()) for item in rows] == [
-        ("k0", 5, b"\0"),
-        ("k1", 6, b"\1"),
-        ("k2", 7, b"\2"),
-    ]
-    assert (rows[-1].key, [item.key for item in rows[1:]]) == ("k2", ["k1", "k2"])
-    with pytest.raises(IndexError):
-        rows[3]
 
 
 @pytest.mark.parametrize("rows_at_once", [7, 4096])

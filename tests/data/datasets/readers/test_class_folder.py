@@ -58,33 +58,6 @@ def test_class_folder__classes_by_code_point(tmp_path: Path) -> None:
     assert summary(splits) == {"train": [(name, name.split("/")[0], name.encode()) for name in expected]}
 
 
-def test_class_tar__is_read_like_the_folder(tmp_path: Path) -> None:
-    folder = read_class_folder(plant(tmp_path / "folder", CLASSES))
-    packed = read_class_tar(pack(tmp_path / "s.tar", [*CLASSES[1:], "./" + CLASSES[0]]))
-    assert summary(packed) == summary(folder)
-
-
-def test_class_tar__a_damaged_header_loses_nothing_in_silence(tmp_path: Path) -> None:
-    path = pack(tmp_path / "s.tar", ["a/1.jpg", "a/2.jpg", "b/3.jpg"])
-    data = bytearray(path.read_bytes())
-    data[1024:1030] = b"broken"  # of the second member
-    path.write_bytes(data)
-    with pytest.raises(DataError, match="damaged or truncated at byte 1024"):
-        read_class_tar(path)
-
-
-@pytest.mark.parametrize("spelling", ["val", "valid", "validation", "Val"])
-def test_class_folder__splits_get_their_usual_names(tmp_path: Path, spelling: str) -> None:
-    names = ["train/cat/1.jpg", "train/dog/1.jpg", f"{spelling}/cat/9.jpg", "test/emu/5.jpg"]
-    splits = read_class_folder(plant(tmp_path, names))
-    assert {split: [item.key for item in found.items] for split, found in splits.items()} == {
-        "train": ["cat/1.jpg", "dog/1.jpg"],
-        "validation": ["cat/9.jpg"],
-        "test": ["emu/5.jpg"],
-    }
-    assert {found.class_names for found in splits.values()} == {("cat", "dog", "emu")}
-
-
 @pytest.mark.parametrize(
     ("names", "message"),
     [

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 from PIL import Image
 
+from tests.data.conftest import encoded
 from vitctl.data.datasets.catalog import open_originals
 from vitctl.data.datasets.readers.list_file import read_lists
 from vitctl.data.datasets.readers.original_files import Archive, unpack
@@ -51,9 +52,7 @@ Found = Counter[tuple[str, str, bytes]]  # split, class, bytes
 
 
 def picture(number: int, form: str = "PNG") -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (4, 3), (number, 0, 9)).save(file, form)
-    return file.getvalue()
+    return encoded(Image.new("RGB", (4, 3), (number, 0, 9)), form)
 
 
 A, B, C, D = (picture(number) for number in range(4))

@@ -215,7 +215,7 @@ def _gzip_bomb(path: Path) -> None:
 def test_an_archive_that_claims_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, make: Callable[[Path], None]
 ) -> None:
-    monkeypatch.setenv("VITCTL_MAX_UNPACKED", "1")
+    monkeypatch.setattr("vitctl.system.limits.UNPACKED", 2**20)
     make(tmp_path / name)
     with pytest.raises(DataError, match=r"(more than|over) 100 times its packed size"):
         _unpack(tmp_path, name)

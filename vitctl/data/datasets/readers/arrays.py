@@ -1,6 +1,6 @@
 """Sets that are arrays, pickles or records: SVHN, PatchCamelyon, dSprites, smallNORB, digits, CIFAR, DMLab.
 
-Arrays become PNG, which loses nothing. Samples are made when they are requested: there may be a million.
+Arrays become PNG, which loses nothing. Images are made when they are read: there may be a million.
 """
 
 import gzip
@@ -10,11 +10,10 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -31,7 +30,8 @@ from vitctl.data.datasets.readers.original_files import (
 from vitctl.data.source.splits import md5_order
 from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
-from vitctl.system.files import RECORD, TABLE, open_regular, parsing
+from vitctl.system import limits
+from vitctl.system.files import open_regular, parsing
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
@@ -41,41 +41,16 @@ def encode_png(pixels: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-@dataclass(frozen=True, eq=False)
-class Rows(Sequence[Item]):
-    """A sequence of items without a list of them.
-
-    Args:
-        labels: int64 `[N]`.
-        read: row number to the bytes of the image.
-        key: row number to the key; its decimal text if not given.
-    """
-
-    labels: np.ndarray
-    read: Callable[[int], bytes]
-    key: Callable[[int], str] = str
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.labels)
-
-    @overload
-    def __getitem__(self, row: int) -> Item: ...
-
-    @overload
-    def __getitem__(self, row: slice) -> Sequence[Item]: ...
-
-    def __getitem__(self, row: int | slice) -> Item | Sequence[Item]:
-        """Return the item of a row, or a list of them. Raises IndexError after the last."""
-        number = range(len(self))[row]
-        if isinstance(number, range):
-            return [self[one] for one in number]
-        return Item(self.key(number), int(self.labels[number]), partial(self.read, number))
+def row_items(
+    labels: np.ndarray, read: Callable[[int], bytes], key: Callable[[int], str] = str
+) -> list[Item]:
+    """Return an item for each row of an array, made when it is read; keys are row numbers if not given."""
+    return [Item(key(row), label, partial(read, row)) for row, label in enumerate(labels.tolist())]
 
 
-def pixel_rows(pixels: np.ndarray, labels: np.ndarray) -> Rows:
+def pixel_items(pixels: np.ndarray, labels: np.ndarray) -> list[Item]:
     """Return samples from pixels, uint8 `[N, H, W]` or `[N, H, W, 3]`, and labels, int64 `[N]`."""
-    return Rows(labels, lambda row: encode_png(np.ascontiguousarray(pixels[row])))
+    return row_items(labels, lambda row: encode_png(np.ascontiguousarray(pixels[row])))
 
 
 def read_svhn(root: Path) -> dict[str, Originals]:
@@ -95,7 +70,7 @@ def _svhn_split(path: Path) -> Originals:
         )
     labels = check_labels(digits.astype(int), 11, path) % 10
     return Originals(
-        pixel_rows(pixels.transpose(3, 0, 1, 2), labels), tuple("0123456789"), "SVHN, cropped digits"
+        pixel_items(pixels.transpose(3, 0, 1, 2), labels), tuple("0123456789"), "SVHN, cropped digits"
     )
 
 
@@ -118,7 +93,9 @@ def _camelyon_split(root: Path, word: str) -> Originals:
     def patch(row: int) -> bytes:
         return encode_png(np.asarray(open_hdf5(images, "x", os.getpid())[row]))
 
-    return Originals(Rows(labels, patch, f"{word}_{{}}".format), ("no tumour", "tumour"), "PatchCamelyon")
+    return Originals(
+        row_items(labels, patch, f"{word}_{{}}".format), ("no tumour", "tumour"), "PatchCamelyon"
+    )
 
 
 @lru_cache(maxsize=6)
@@ -153,7 +130,7 @@ def read_dsprites(root: Path, task: str) -> dict[str, Originals]:
     def sprite(row: int) -> bytes:
         return encode_png(np.unpackbits(bits[row]).reshape(_SPRITE_SIDE, _SPRITE_SIDE) * np.uint8(255))
 
-    items = Rows(SPRITE_LABELS[task](np.arange(len(bits))), sprite)
+    items = row_items(SPRITE_LABELS[task](np.arange(len(bits))), sprite)
     return {"train": Originals(items, tuple(map(names.format, range(16))), f"dSprites, {task}")}
 
 
@@ -212,7 +189,7 @@ def _norb_split(root: Path, stem: str, task: str) -> Originals:
     labels = {"azimuth": info[:, 2] // 2, "elevation": info[:, 1]}[task]
     degrees = {"azimuth": range(0, 360, 20), "elevation": range(30, 75, 5)}[task]
     names = tuple(f"{task} {angle} degrees" for angle in degrees)
-    items = pixel_rows(pixels[:, 0], check_labels(labels, len(names), targets))
+    items = pixel_items(pixels[:, 0], check_labels(labels, len(names), targets))
     return Originals(items, names, f"smallNORB, {task}")
 
 
@@ -223,7 +200,7 @@ def read_norb(path: Path) -> np.ndarray:
         DataError: it is in another format, or cut short.
     """
     with parsing(path, DataError, "not a complete NORB file"):
-        data = _unpacked(path) if path.suffix == ".gz" else read_bytes(path, TABLE.limit)
+        data = _unpacked(path) if path.suffix == ".gz" else read_bytes(path, limits.TABLE)
         magic, num_axes = struct.unpack_from("<ii", data)
         lengths = struct.unpack_from(f"<{max(3, num_axes)}i", data, 8)
     dtype, shape, start = _NORB_TYPES.get(magic), lengths[:num_axes], 8 + 4 * len(lengths)
@@ -237,9 +214,9 @@ def read_norb(path: Path) -> np.ndarray:
 
 def _unpacked(path: Path) -> bytes:
     with open_regular(path, error=DataError) as packed, gzip.GzipFile(fileobj=packed) as file:
-        data = file.read(TABLE.limit + 1)
-    if len(data) > TABLE.limit:
-        raise DataError(f"{path}: holds more bytes than {TABLE}")
+        data = file.read(limits.TABLE + 1)
+    if len(data) > limits.TABLE:
+        raise DataError(f"{path}: holds more bytes than {limits.TABLE:,}")
     return data
 
 
@@ -296,7 +273,7 @@ def read_cifar(
     for split, files in splits.items():
         batches = [_batch(need(place, name), f"{prefix}labels", len(class_names)) for name in files]
         pixels, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-        found[split] = Originals(pixel_rows(pixels, labels), class_names, source)
+        found[split] = Originals(pixel_items(pixels, labels), class_names, source)
     return found
 
 
@@ -410,7 +387,7 @@ def _dmlab_split(root: Path, split: str) -> Originals:
     def image(row: int) -> bytes:
         return bytes(_only(parse_example(read_part(*places[row])), "image", places[row][0]))
 
-    return Originals(Rows(checked, image, keys.__getitem__), _DMLAB_CLASSES, "DMLab of the benchmark")
+    return Originals(row_items(checked, image, keys.__getitem__), _DMLAB_CLASSES, "DMLab of the benchmark")
 
 
 def _only(example: dict[str, list[Any]], name: str, path: Path) -> Any:
@@ -430,8 +407,8 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
         while header := file.read(_HEADER.size):
             offset = file.tell()
             length, checksum = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, -1)
-            if checksum == _masked_crc32c(header[:8]) and length > RECORD.limit:
-                raise DataError(f"{path}: a record of {length:,} bytes, should be at most {RECORD}")
+            if checksum == _masked_crc32c(header[:8]) and length > limits.RECORD:
+                raise DataError(f"{path}: a record of {length:,} bytes, should be at most {limits.RECORD:,}")
             if checksum != _masked_crc32c(header[:8]):
                 raise DataError(
                     f"{path}: damaged or not a TFRecord file, at byte {offset - len(header)}; copy it again"

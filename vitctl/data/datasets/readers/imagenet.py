@@ -20,6 +20,7 @@ from vitctl.data.datasets.readers.original_files import (
     ASSETS,
     MissingOriginalsError,
     archive_items,
+    class_labels,
     class_list,
     file_items,
     image_names,
@@ -105,17 +106,19 @@ def _short_key(key: str) -> str:
 def _split(root: Path, images: list[Item], wnids: tuple[str, ...]) -> Originals:
     folders = [item.key.rpartition("/")[0] for item in images]
     given = folders if all(folders) else _listed_wnids(root, images)
-    numbers = {wnid: label for label, wnid in enumerate(wnids)}
-    unknown = next((wnid for wnid in given if wnid not in numbers), None)
-    if unknown is not None:
-        raise DataError(
-            f"{root}: {unknown} is not one of the {len(wnids):,} classes, should be a wnid such as {wnids[0]}"
-        )
+    return _of_wnids(images, given, wnids, root, "ImageNet, ILSVRC 2012")
+
+
+def _of_wnids(
+    images: Sequence[Item], given: Sequence[str], wnids: tuple[str, ...], root: Path, source: str
+) -> Originals:
+    """Return images labelled by the wnid given for each, under their file names."""
+    labels = class_labels(given, wnids, root)
     items = [
-        replace(item, key=item.key.rpartition("/")[2], label=numbers[wnid])
-        for wnid, item in zip(given, images, strict=True)
+        replace(item, key=item.key.rpartition("/")[2], label=label)
+        for item, label in zip(images, labels, strict=True)
     ]
-    return Originals(items, wnids, "ImageNet, ILSVRC 2012")
+    return Originals(items, wnids, source)
 
 
 def _listed_wnids(root: Path, images: list[Item]) -> list[str]:
@@ -181,20 +184,8 @@ def read_imagenet21k(root: Path) -> dict[str, Originals]:
         raise MissingOriginalsError(
             f"{root}: {', '.join(_21K_ARCHIVES)}, <wnid>.tar or <wnid>/: none is here"
         )
-    class_names = class_list("imagenet21k")
-    labels = {wnid: label for label, wnid in enumerate(class_names)}
     wnids = [item.key.split("/")[-2:][0] for item in items]  # a folder around the synsets does not matter
-    unknown = sorted(set(wnids) - labels.keys())
-    if unknown:
-        raise DataError(
-            f"{root}: {', '.join(unknown[:5])} is not one of the {len(labels):,} classes, such as "
-            f"{class_names[0]}"
-        )
-    images = [
-        replace(item, key=item.key.rpartition("/")[2], label=labels[wnid])
-        for wnid, item in zip(wnids, items, strict=True)
-    ]
-    return {"train": Originals(images, class_names, "ImageNet-21k")}
+    return {"train": _of_wnids(items, wnids, class_list("imagenet21k"), root, "ImageNet-21k")}
 
 
 def _synsets_side_by_side(root: Path) -> list[Item]:
@@ -246,18 +237,13 @@ def read_imagenet_c(root: Path) -> dict[str, Originals]:
         DataError: no corruption is there, or a class folder is not one of ImageNet's.
     """
     wnids, splits = class_list("imagenet"), dict[str, Originals]()
-    labels = {wnid: label for label, wnid in enumerate(wnids)}
     for name, (archive, _) in CORRUPTIONS.items():
         folder = next((place for place in (root / name, root / archive / name) if place.is_dir()), None)
         if folder is None:
             continue
         names = sorted(path.relative_to(folder).as_posix() for path in folder.glob("[1-5]/*/*.JPEG"))
-        given = [file.split("/")[1] for file in names]
-        if unknown := sorted(set(given) - labels.keys()):
-            raise DataError(
-                f"{folder}: {unknown[0]} is not one of the {len(wnids):,} classes, such as {wnids[0]}"
-            )
-        items = file_items(folder, names, [labels[wnid] for wnid in given])
+        labels = class_labels([file.split("/")[1] for file in names], wnids, folder)
+        items = file_items(folder, names, labels)
         splits[name] = Originals(items, wnids, f"ImageNet-C, {name}, severities 1 to 5")
     if not splits:
         raise MissingOriginalsError(f"{root}: {', '.join(CORRUPTIONS)}: none is here")

@@ -19,9 +19,9 @@ from PIL import Image
 from vitctl.data.datasets.readers.original_files import (
     ASSETS,
     check_labels,
+    class_labels,
     class_list,
     file_items,
-    folder_labels,
     library,
     load_mat,
     need,
@@ -66,14 +66,14 @@ def read_lists(
     rows = {split: read_fields(path, max(column, 1)) for split, path in paths.items()}
     rows = {split: [row for row in found if not row[0].startswith("#")] for split, found in rows.items()}
     names = {split: [row[0] + suffix for row in found] for split, found in rows.items()}
-    listed = {name.rpartition("/")[0] for found in names.values() for name in found}
-    class_names = class_list(classes) if classes else tuple(sorted(listed))
+    folders = {split: [name.rpartition("/")[0] for name in found] for split, found in names.items()}
+    class_names = class_list(classes) if classes else tuple(sorted(set().union(*folders.values())))
     splits = {}
     for split, path in paths.items():
         if column:
             labels = numbered_labels((row[column - 1] for row in rows[split]), len(class_names), path)
         else:
-            labels = folder_labels(names[split], class_names, path)
+            labels = class_labels(folders[split], class_names, path)
         splits[split] = Originals(file_items(folder, names[split], labels), class_names, source)
     return splits
 
@@ -189,7 +189,7 @@ def read_sun397(root: Path) -> dict[str, Originals]:
         lists = {split: (folder, keys) for split, keys in sun397_split(images).items()}
     splits = {}
     for split, (path, keys) in lists.items():
-        labels = folder_labels(keys, class_names, path)
+        labels = class_labels([key.rpartition("/")[0] for key in keys], class_names, path)
         items = file_items(folder, [key.removeprefix("/") for key in keys], labels, keys)
         splits[split] = Originals(items, class_names, "SUN397, TensorFlow Datasets split")
     return splits

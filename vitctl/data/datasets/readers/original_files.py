@@ -26,8 +26,8 @@ from vitctl.data.images.image_types import is_system_file
 from vitctl.data.shards.tar import BoundedTar, check_end, open_tar
 from vitctl.data.writer.intake import Item, LeftOut
 from vitctl.errors import DataError
-from vitctl.system import files
-from vitctl.system.files import IMAGE_FILE, LIST_FILE, TABLE, UNPACKED, atomic_write, leads_out, open_regular
+from vitctl.system import files, limits
+from vitctl.system.files import atomic_write, leads_out, open_regular
 from vitctl.system.text import has_control, one_line
 
 LINKED_FOLDER = "a link to a folder, which is not followed"
@@ -214,16 +214,16 @@ def file_size(path: Path) -> int | None:
 
 def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
     """Return a file's content. Raises DataError if it cannot be read or is too large (None: for a list)."""
-    return files.read_bytes(path, LIST_FILE.limit if max_bytes is None else max_bytes, error=DataError)
+    return files.read_bytes(path, limits.LIST_FILE if max_bytes is None else max_bytes, error=DataError)
 
 
 def read_part(path: Path, offset: int, size: int) -> bytes:
     """Return `size` bytes from `offset` on. Raises DataError if that is too large or not all there."""
     if offset < 0:
         raise DataError(f"{path}: a link to a file that is not in the archive")
-    if size > IMAGE_FILE.limit:
+    if size > limits.IMAGE_FILE:
         raise DataError(
-            f"{path}: an image of {size} bytes at byte {offset}, should have at most {IMAGE_FILE.limit}"
+            f"{path}: an image of {size} bytes at byte {offset}, should have at most {limits.IMAGE_FILE}"
         )
     try:
         with open_regular(path, error=DataError) as file:
@@ -260,8 +260,8 @@ def load_mat(path: Path, *names: str) -> list[np.ndarray]:
         DataError: it is another file, such as a web page stored by a download, or a variable is missing.
     """
     scipy_io = library("scipy.io")
-    if (size := path.stat().st_size) > TABLE.limit:
-        raise DataError(f"{path}: {size:,} bytes, should be at most {TABLE}")
+    if (size := path.stat().st_size) > limits.TABLE:
+        raise DataError(f"{path}: {size:,} bytes, should be at most {limits.TABLE:,}")
     try:
         variables = scipy_io.loadmat(path, squeeze_me=True, variable_names=names)
     except Exception as error:  # scipy raises many types for files that are something else
@@ -312,14 +312,15 @@ def numbered_labels(words: Iterable[str], num_classes: int, where: Path, first: 
     return list(check_labels(np.array(labels, np.int64), num_classes, where).tolist())
 
 
-def folder_labels(names: Sequence[str], class_names: Sequence[str], where: Path) -> list[int]:
-    """Return labels from the folders in image names. Raises DataError if a folder is not a class."""
+def class_labels(words: Sequence[str], class_names: Sequence[str], where: Path) -> list[int]:
+    """Return the number of each class name. Raises DataError if a word is not one of them."""
     numbers = {name: label for label, name in enumerate(class_names)}
-    folders = [name.rpartition("/")[0] for name in names]
-    unknown = next((name for name, folder in zip(names, folders, strict=True) if folder not in numbers), None)
+    unknown = next((word for word in words if word not in numbers), None)
     if unknown is not None:
-        raise DataError(f"{where}: {unknown} is not one of the {len(numbers)} classes")
-    return [numbers[folder] for folder in folders]
+        raise DataError(
+            f"{where}: {unknown} is not one of the {len(numbers):,} classes, such as {class_names[0]}"
+        )
+    return [numbers[word] for word in words]
 
 
 # Downloads: their addresses and digests, and unpacking them
@@ -403,7 +404,7 @@ def _check_digest(archive: Archive, path: Path) -> None:
 
 
 def _extract(path: Path, name: str, into: Path) -> None:
-    most = path.stat().st_size * _MAX_RATIO + UNPACKED.limit
+    most = path.stat().st_size * _MAX_RATIO + limits.UNPACKED
     try:
         if name.endswith(_TARS):
             with BoundedTar.open(path) as tar:
@@ -451,7 +452,8 @@ def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain:
         )
     if not 0 <= num_bytes <= most:
         raise DataError(
-            f"{path}: declares more than {_MAX_RATIO} times its packed size, plus {UNPACKED}; not unpacked"
+            f"{path}: declares more than {_MAX_RATIO} times its packed size, plus {limits.UNPACKED:,}; "
+            f"not unpacked"
         )
     return most - num_bytes
 
@@ -462,6 +464,6 @@ def _gunzip(path: Path, target: Path, most: int) -> None:
             most -= len(piece)
             if most < 0:
                 raise DataError(
-                    f"{path}: over {_MAX_RATIO} times its packed size, plus {UNPACKED}; not unpacked"
+                    f"{path}: over {_MAX_RATIO} times its packed size, plus {limits.UNPACKED:,}; not unpacked"
                 )
             file.write(piece)

@@ -20,7 +20,8 @@ from vitctl.data.datasets.readers.original_files import file_size, read_bytes
 from vitctl.data.source.splits import ROLES, table_delimiter
 from vitctl.data.writer.intake import Doubt, Item, Originals, keep_doubt
 from vitctl.errors import DataError
-from vitctl.system.files import CLASSES, TABLE, error_text, open_regular, parsing
+from vitctl.system import limits
+from vitctl.system.files import error_text, open_regular, parsing
 from vitctl.system.text import one_line, same_name
 
 _COLUMNS = ({"path", "label"}, {"path", "label", "split"}, {"path", "labels"}, {"path", "labels", "split"})
@@ -44,7 +45,7 @@ def read_table(path: Path) -> dict[str, Originals]:
     """
     rows = []
     try:
-        text = io.StringIO(read_bytes(path, TABLE.limit).decode("utf-8-sig"), newline="")
+        text = io.StringIO(read_bytes(path, limits.TABLE).decode("utf-8-sig"), newline="")
         delimiter = table_delimiter(path, text, _is_header)
         reader = csv.DictReader(text, delimiter=delimiter or ",", strict=True)
         columns = list(reader.fieldnames or [])
@@ -176,8 +177,10 @@ def _label(given: Sequence[str], numbers: Mapping[str, int], *, several: bool) -
 
 def _numbered(num_classes: int) -> tuple[str, ...]:
     """Name classes by their numbers. Raises DataError if a label of a few digits claims millions of them."""
-    if num_classes > CLASSES.limit:
-        raise DataError(f"a label of {num_classes - 1}: {num_classes:,} classes, should be at most {CLASSES}")
+    if num_classes > limits.CLASSES:
+        raise DataError(
+            f"a label of {num_classes - 1}: {num_classes:,} classes, should be at most {limits.CLASSES:,}"
+        )
     return tuple(str(label) for label in range(num_classes))
 
 
@@ -227,8 +230,8 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
             raise DataError(f"{path}: should have a path and a label in every row")
         rows.append({**row, "path": str(row["path"])})
         num_bytes += sum(len(str(value)) for value in row.values())
-        if num_bytes > TABLE.limit:  # a dictionary in the file makes much of little
-            raise DataError(f"{path}: holds more bytes of text than {TABLE}")
+        if num_bytes > limits.TABLE:  # a dictionary in the file makes much of little
+            raise DataError(f"{path}: holds more bytes of text than {limits.TABLE:,}")
     if not rows:
         raise DataError(f"{path}: lists no images")
     return rows
@@ -322,8 +325,8 @@ def open_parquet(path: Path) -> Any:
     except OSError as error:
         raise DataError(f"{path}: not a complete parquet file ({error_text(error)})") from None
     largest = max((group.total_byte_size for group in groups), default=0)
-    if largest > TABLE.limit + path.stat().st_size:
-        raise DataError(f"{path}: a row group of {largest:,} bytes, should be at most {TABLE}")
+    if largest > limits.TABLE + path.stat().st_size:
+        raise DataError(f"{path}: a row group of {largest:,} bytes, should be at most {limits.TABLE:,}")
     return file
 
 
