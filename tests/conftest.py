@@ -168,7 +168,7 @@ def one_export_of_each_graph(tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.onnx, "export", copied)
-        patch.setattr(ONNXRegistry, "from_torchlib", cache(ONNXRegistry.from_torchlib))
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
         yield
 
 
