@@ -173,7 +173,7 @@ def test_forward__compiles_as_one_graph(
     "family",
     [
         "relative",
-        "dinov3",
+        *slow("dinov3"),
         # tests/export/ has some of them as files.
         *slow("2d", "hybrid", "axial", "axial resnet", "resnet v2", "eva", "beit", "siglip", "clip"),
     ],
