@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.matrix import slow
+
 CONTENT, COMMIT = bytes(range(256)) * 4000, "c" * 40
 FETCH = """
 import sys
-from tests.matrix import slow
 from vitctl.models.weights.download import cached, fetch, hub_address
 from vitctl.errors import VitctlError
 from vitctl.system import remote
