@@ -369,6 +369,7 @@ def test_check__the_same_image_in_two_classes_is_refused_unless_accepted(
     assert vitctl("data", "check", "out", "--accept-labels").code == 0
 
 
+@pytest.mark.slow
 def test_dedup__within_a_set_and_across_its_automatic_split(vitctl: Vitctl, tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         for number in range(10):
