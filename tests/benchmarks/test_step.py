@@ -40,6 +40,7 @@ def test_step__ours_is_the_update_of_a_prepared_training() -> None:
     assert first > second > third > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_step__says_that_there_is_none(tmp_path: Path) -> None:
     done = run("step", "--device", "cuda", "--results", str(tmp_path))

@@ -59,6 +59,7 @@ def photographs(path: Path, names: list[str]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_ridge__beside_scikit_learn_with_equal_answers(tmp_path: Path) -> None:
     small = ("--images", 300, "--features", 32, "--classes", 5, "--sklearn", 3, "--rounds", 2)
     found = run("ridge", tmp_path, *small)

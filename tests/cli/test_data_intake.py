@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import Vitctl
+from tests.matrix import slow
 from vitctl.data.images.decode import decode
 from vitctl.data.shards.index import find_splits
 from vitctl.data.source.splits import open_shards
@@ -307,7 +308,7 @@ STRUCTURES = {
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", [False, *slow(True)])
 def test_shards__folders_in_doubt_stop_and_what_it_says_to_type_is_enough(
     vitctl: Vitctl, tmp_path: Path, name: str, packed: bool
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.fake_card import FakeCard, card_runtime
+from tests.matrix import slow
 from tests.models.tiny_models import TINY, VIT
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distillation import Colours, Distilled, Teacher, distillation_loss
@@ -148,7 +149,7 @@ def test_teacher__sees_erased_and_blended_images_and_draws_nothing() -> None:
     assert len(student._forward_pre_hooks) == 1, "that of this test"
 
 
-@pytest.mark.parametrize("kind", ["soft", "hard", "features"])
+@pytest.mark.parametrize("kind", [*slow("soft", "hard"), "features"])
 def test_distilled__never_makes_the_host_wait_for_the_device(kind: str) -> None:
     student, teacher = build(VIT), build(VIT, seed=1)
     with FakeCard() as card:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tests.engine.conftest import batch, rows
 from tests.fake_card import FakeCard, card_runtime
+from tests.matrix import slow
 from tests.models.tiny_models import MASKED, TINY
 from vitctl.data.images.transforms import augmentation_rng
 from vitctl.data.loader.batches import Batch
@@ -207,8 +208,16 @@ def images_of(size: int, image_size: int) -> Batch:
     return Batch(images, torch.zeros(size, dtype=torch.int64), torch.ones(size), torch.arange(size))
 
 
+QUICK = ("vit", "mixup", "resnet v1", "masked, pixels")
+
+
 @pytest.mark.parametrize(
-    ("name", "checkpointed"), [*((name, False) for name in ON_A_GPU), ("dropout", True), ("resnet v1", True)]
+    ("name", "checkpointed"),
+    [
+        *((name, False) for name in QUICK),
+        ("dropout", True),
+        *slow(*((name, False) for name in ON_A_GPU if name not in QUICK), ("resnet v1", True)),
+    ],
 )
 def test_objectives__never_make_the_host_wait_for_the_device(name: str, checkpointed: bool) -> None:
     config, objective = ON_A_GPU[name]

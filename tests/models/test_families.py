@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.matrix import few, slow
 from tests.models.numpy_reference import Array, forward
+from tests.models.tiny_models import TINY
 from vitctl.models.build import Model, build
 from vitctl.models.kernels import set_attention
 from vitctl.models.variants import Config, ViTConfig
@@ -78,6 +80,9 @@ def test_backward__is_finite_from_the_first_step_on(family: Config, images_for: 
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
 
 
+@pytest.mark.parametrize(
+    "family", few([*TINY], "vit", "dinov3", "hybrid", "axial", "resnet v1", "axial resnet"), indirect=True
+)
 def test_training__loss_falls_in_20_steps(family: Config, images_for: MakeImages) -> None:
     model, images = build(family, seed=1), images_for(family, batch=8, dtype=torch.float32)
     labels = torch.arange(8) % 5
@@ -151,7 +156,7 @@ def test_forward__in_bf16_autocast_stays_near_float32(
 
 @pytest.mark.parametrize(
     "family",
-    ["relative", "2d", "dinov3", "beit", "siglip", "hybrid", "axial", "resnet v2", "axial resnet"],
+    ["relative", "hybrid", "axial", *slow("2d", "dinov3", "beit", "siglip", "resnet v2", "axial resnet")],
     indirect=True,
 )
 def test_forward__compiles_as_one_graph(
@@ -170,9 +175,7 @@ def test_forward__compiles_as_one_graph(
         "relative",
         "dinov3",
         # tests/export/ has some of them as files.
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("2d", "hybrid", "axial", "axial resnet")),
-        pytest.param("resnet v2", marks=pytest.mark.slow),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("eva", "beit", "siglip", "clip")),
+        *slow("2d", "hybrid", "axial", "axial resnet", "resnet v2", "eva", "beit", "siglip", "clip"),
     ],
     indirect=True,
 )

@@ -219,6 +219,7 @@ def test_group_by__no_group_is_on_both_sides_and_shares_are_nearest(tmp_path: Pa
     assert [sum(key.startswith(f"{label}/") for key in left) for label in (1, 2)] == [51, 30]  # 40 + 11, 30
 
 
+@pytest.mark.slow
 def test_group_by__a_pattern_that_never_ends_is_stopped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
