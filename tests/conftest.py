@@ -35,7 +35,7 @@ from torch import Tensor
 
 from vitctl.data.source.order import mix_words
 from vitctl.engine.checkpoint import read_checkpoint
-from vitctl.engine.journal import CHECKPOINTS, RECIPE, STEP_RECORDS, name_of
+from vitctl.engine.journal import CHECKPOINTS, RECIPE, STEP_RECORDS, name_of, read_records
 from vitctl.jobs.inputs.data import open_train, training_order
 from vitctl.launch import agent
 from vitctl.launch.prepare_run import prepare_run
@@ -232,7 +232,7 @@ def stored(folder: Path, step: int) -> dict[str, dict[str, Tensor]]:
 
 def step_images(folder: Path) -> dict[int, dict[str, str]]:
     """Step -> what the trace has of its images: digests of their numbers, bytes, pixels and labels."""
-    lines = map(json.loads, (folder / STEP_RECORDS).read_text().splitlines())
+    lines = read_records(folder / STEP_RECORDS)  # a full disk may have cut lines short
     images = {line["step"]: line["batch"] for line in lines if "batch" in line}
     assert images
     return images

@@ -3,15 +3,15 @@ no command line.
 """
 
 import shutil
-import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Said, Vitctl, words
+from tests.data.server import listening
 from vitctl.models.weights.download import fetch
 from vitctl.system.address import VARIABLE
 
@@ -39,13 +39,8 @@ def site(tmp_path: Path, tiny_data: Path, pretrained: Path) -> Iterator[str]:
     (root / "w").mkdir(parents=True)
     shutil.copy(weights, root / "w")
     (root / "tiny").symlink_to(tiny_data)
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Signed, directory=str(root)))
-    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{httpd.server_port}"
-    httpd.shutdown()
-    thread.join()
-    httpd.server_close()
+    with listening(partial(Signed, directory=str(root))) as url:
+        yield url
 
 
 @pytest.mark.slow

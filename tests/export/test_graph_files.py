@@ -23,7 +23,7 @@ from tests.conftest import ROOT
 from tests.export.conftest import NUM_IMAGES, PREPROCESSING, Saved, network, normalised, pixels
 from tests.matrix import slow
 from vitctl.data.images.transforms import EvalTransform, fill_colour
-from vitctl.errors import CheckpointError, RecipeError, VitctlError
+from vitctl.errors import CheckpointError, VitctlError
 from vitctl.export import graph_files
 from vitctl.export.resizing import stored_transform
 from vitctl.jobs.inputs.weights import find_weights
@@ -290,19 +290,22 @@ def test_onnx__a_loss_of_accuracy_is_refused(
     assert [file.name for file in (tmp_path / "run").iterdir() if "model" in file.name] == []
 
 
-def test_onnx__less_than_float32_needs_images(saved: Saved, exported: Exported, photos: Path) -> None:
-    with pytest.raises(
-        RecipeError, match="precision = 'int8' is proven by its accuracy on images: give some with --check"
-    ):
-        exported(saved(), "onnx", **{"export.precision": "int8"})
-    with pytest.raises(RecipeError, match="precision = 'int8' is for onnx alone"):
-        exported(saved(), "pt2", **{"export.precision": "int8", "data.path": str(photos)})
-    with pytest.raises(RecipeError, match="include_preprocess is for graphs"):
-        exported(saved(), "safetensors", **{"export.include_preprocess": True})
-    with pytest.raises(RecipeError, match="bicubic_antialias, area, not by hamming; leave the flag out, or"):
-        exported(saved(resample="hamming"), "onnx", **{"export.include_preprocess": True})
-    with pytest.raises(CheckpointError, match=r"resize images by 'mean'.* set data.eval_resample to one of"):
-        exported(saved(resample="mean"), "onnx")
+@pytest.mark.parametrize(
+    ("to", "resample", "values", "words"),
+    [
+        ("onnx", "area", {"export.precision": "int8"}, "is proven by its accuracy on images: give some with"),
+        ("pt2", "area", {"export.precision": "int8"}, "precision = 'int8' is for onnx alone"),
+        ("safetensors", "area", {"export.include_preprocess": True}, "include_preprocess is for graphs"),
+        ("onnx", "hamming", {"export.include_preprocess": True}, "bicubic_antialias, area, not by hamming;"),
+        ("onnx", "mean", {}, r"resize images by 'mean'.* set data.eval_resample to one of"),
+    ],
+)
+def test_export__what_cannot_be_written_is_refused(
+    saved: Saved, exported: Exported, photos: Path, to: str, resample: str, values: dict[str, Any], words: str
+) -> None:
+    images = {"data.path": str(photos)} if to == "pt2" else {}
+    with pytest.raises(VitctlError, match=words):
+        exported(saved(resample=resample), to, **values, **images)
 
 
 ELSEWHERE = """
@@ -316,6 +319,7 @@ print(json.dumps([names, logits.tolist(), list(features.shape)]))
 """
 
 
+@pytest.mark.slow
 def test_program__runs_elsewhere(saved: Saved, exported: Exported, tmp_path: Path) -> None:
     result = exported(saved(), "pt2", **{"export.features": True})
     assert result["metrics"]["max_difference"]["pt2"] <= 1e-4

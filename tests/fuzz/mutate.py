@@ -2,14 +2,18 @@
 
 import copy
 import json
+import resource
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 Check = Callable[[bytes], str]
+MOST_SECONDS, MOST_BYTES = 5.0, 2**30
 
 # What hand-made JSON holds where something else should be.
 NASTY: tuple[Any, ...] = (
@@ -17,6 +21,15 @@ NASTY: tuple[Any, ...] = (
     "a\nb", "\ud800",
     "../../etc/passwd", "x" * 5000, [], {}, [[]], [1] * 1000, {"a": {"a": {}}},
 )  # fmt: skip
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Check that the block takes little time, and little memory beyond what was taken before."""
+    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert time.process_time() - began < MOST_SECONDS
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST_BYTES
 
 
 @st.composite

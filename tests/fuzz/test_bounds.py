@@ -2,10 +2,7 @@
 
 import json
 import os
-import resource
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.data.conftest import MakeSplit
 from tests.fuzz.conftest import header, member, record
-from tests.fuzz.mutate import fuzz, mutated, mutated_json
+from tests.fuzz.mutate import bounded, fuzz, mutated, mutated_json
 from vitctl.data.datasets.readers.imagenet import read_real
 from vitctl.data.datasets.readers.table import read_table
 from vitctl.data.images.decode import BadSample
@@ -28,15 +25,6 @@ from vitctl.recipe.load import load_recipe
 from vitctl.recipe.sweep import find_sweep
 
 EXAMPLES = [40, pytest.param(1500, marks=pytest.mark.slow)]
-MOST_SECONDS, MOST_BYTES = 5.0, 2**30
-
-
-@contextmanager
-def bounded() -> Iterator[None]:
-    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    yield
-    assert time.process_time() - began < MOST_SECONDS
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST_BYTES
 
 
 def outcome(read: Callable[[], object]) -> str:

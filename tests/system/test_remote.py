@@ -99,18 +99,11 @@ def test_endless_answers__end(name: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.parametrize("length", [b"9" * 30, b"-5", b"ten"])
-def test_malformed_size__nothing_is_kept(
-    length: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_malformed_size__nothing_is_kept(length: bytes, tmp_path: Path) -> None:
     """A file cut short got its final name, and was taken from the cache from then on."""
-    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.01)
-
-    def answer(connection: socket.socket) -> None:
-        with connection:
-            connection.sendall(OK + b"Content-Length: " + length + b"\r\n\r\n0123456789")
-
+    answer = OK + b"Content-Length: " + length + b"\r\n\r\n0123456789"
     said = pytest.raises(CheckpointError, match=r"failed|Content-Length|broke")
-    with server(answer) as url, remote.patient(0.1), said:
+    with server(lambda connection: connection.sendall(answer)) as url, remote.patient(0.1), said:
         fetch(url, cache=tmp_path)
     assert not list(tmp_path.rglob("*.json"))
 
@@ -239,7 +232,7 @@ def test_hub__addresses_are_files_on_the_hub() -> None:
 
 
 def test_fsspec__a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def url_to_fs(_url: str) -> None:
+    def url_to_fs(_url: str, **_: object) -> None:
         raise ImportError("Install s3fs")
 
     monkeypatch.setattr("fsspec.core.url_to_fs", url_to_fs)
@@ -261,7 +254,7 @@ def test_fsspec__reads_ranges_and_whole_files(monkeypatch: pytest.MonkeyPatch) -
         return real(path, start=start, end=end)
 
     monkeypatch.setattr(files, "cat_file", cat_file)
-    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url: (files, url.removeprefix("s3:/")))
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url, **_: (files, url.removeprefix("s3:/")))
     monkeypatch.setattr(remote, "PART_BYTES", 1000)
     assert only("s3://bucket/file", 3, 5000) == TEXT[3:5000]
     assert read_file("s3://bucket/file", len(TEXT)) == TEXT

@@ -42,6 +42,7 @@ _SLOT = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _RECOVERED_BYTES = 2**20  # in one response: the server works again
 TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
+_ONE_ATTEMPT = {"s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}}}}  # of botocore
 _HUB_ADDRESS = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
 _ETAG = re.compile(r'"[!-~]{0,500}"')  # a weak one does not identify bytes
 _SPAN = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
@@ -425,12 +426,13 @@ async def _from_fsspec(_session: Any, span: Span) -> AsyncIterator[Response]:
     """Begin to fetch the rest of a range; gives the size of the file, the number of the first byte, and the
     chunks.
     """
+    scheme = urlsplit(span.url).scheme
     try:
         from fsspec.core import url_to_fs
 
-        files, path = url_to_fs(span.url)  # fsspec keeps one for each process
+        files, path = url_to_fs(span.url, **_ONE_ATTEMPT.get(scheme, {}))  # kept for each process
+        files.retries = 1  # of s3fs: `_complete` is the only loop
     except ImportError:
-        scheme = urlsplit(span.url).scheme
         raise DataError(
             f"{span.url}: {scheme}:// needs the package {_PACKAGES[scheme]}: pip install 'vitctl[{scheme}]'"
         ) from None

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.data.server import Faults, serving
+from tests.matrix import slow
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
@@ -41,7 +43,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**30])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, *slow(2)])
 def test_s3__gives_the_images_of_the_local_split(
     bucket: str, make_split: Callable[..., Index], cache_bytes: int, num_workers: int
 ) -> None:
@@ -60,6 +62,19 @@ def test_s3__gives_the_images_of_the_local_split(
     with pytest.raises(DataError, match="no such file") as caught:
         remote.read_file(f"{bucket}/none", 9)
     assert "S3CR3T" not in str(caught.value)
+
+
+def test_s3__the_only_loop_of_retries_is_ours(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """s3fs and botocore asked again too: up to 25 requests for each of ours."""
+    faults = Faults(0, **{"503": 1.0})
+    with serving(tmp_path, faults) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        s3fs.S3FileSystem.clear_instance_cache()
+        with pytest.raises(remote.GaveUpError), remote.patient(0.0):
+            remote.read_ranges([(f"{bucket}/x", 5, 10)])
+    assert len(faults.asked) == remote.LEAST_ATTEMPTS
 
 
 @pytest.mark.slow

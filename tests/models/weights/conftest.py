@@ -1,6 +1,7 @@
 """What the tests of weights share: images, and weights whose every number matters, for any model."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from vitctl.errors import CheckpointError
 from vitctl.models.build import build
 from vitctl.models.variants import Config, ViTConfig
-from vitctl.models.weights.weights_file import Weights
+from vitctl.models.weights.weights_file import Weights, read_weights
 
 META: dict[str, Any] = {
     "image_size": 32,
@@ -87,3 +89,27 @@ def hollow(path: Path) -> None:
         end = 8 + int.from_bytes(file.read(8), "little")
     os.truncate(path, end)
     os.truncate(path, size)
+
+
+def refused(path: Path, *words: str, **how: Any) -> None:
+    """Check that weights are refused in one line that names the file and says each of the words."""
+    with pytest.raises(CheckpointError) as error:
+        read_weights(path, **how)
+    text = str(error.value)
+    assert text.startswith(str(path)) and "\n" not in text
+    for one in words:
+        assert one in text or re.search(one, text), text
+
+
+@torch.inference_mode()
+def assert_equal_logits(
+    theirs: Callable[[Tensor], Tensor],
+    ours: Callable[[Weights, Tensor], Tensor],
+    weights: Weights,
+    images: Tensor,
+) -> None:
+    """Compare answers to images in float64 and in float32."""
+    spread = theirs(images).std()
+    assert spread > 0.1
+    for pixels, close in ((images, 1e-12), (images.float(), 1e-5)):
+        assert (ours(weights, pixels) - theirs(pixels)).abs().max() < close * spread

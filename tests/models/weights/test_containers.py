@@ -16,10 +16,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.models.weights.conftest import refused
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.containers import kind_of, one_set, read_later, read_tensors
 from vitctl.models.weights.later import now
-from vitctl.models.weights.weights_file import read_weights
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3)}
 
@@ -73,39 +73,27 @@ class RunsCode:
 def test_read__never_runs_what_a_pickle_holds(tmp_path: Path, legacy: bool) -> None:
     path, mark = tmp_path / "model.pth", tmp_path / "it-ran"
     torch.save({"model": STATE, "hook": RunsCode(mark)}, path, _use_new_zipfile_serialization=not legacy)
-    assert_refused(
+    refused(
         path,
         "truncated or holds more than tensors (getattr); never opened because it can run code",
-    )
-    assert_refused(
-        path, "convert it to safetensors with the library that wrote it (safetensors.torch.save_file"
+        "convert it to safetensors with the library that wrote it (safetensors.torch.save_file",
     )
     path.write_bytes(pickle.dumps(RunsCode(mark)))
-    assert_refused(path, "it can run code")
+    refused(path, "it can run code")
     assert not mark.exists()
     pickle.loads(path.read_bytes())
     assert mark.exists()  # so the bait was a good one
 
 
-def npz_of_objects() -> bytes:
+def written(save: Callable[..., Any], *what: Any, **arrays: Any) -> bytes:
     file = io.BytesIO()
-    np.savez(file, state=np.array([{"a": 1}], dtype=object))
+    save(*what, file, **arrays)
     return file.getvalue()
 
 
-def npz_of_text() -> bytes:
-    file = io.BytesIO()
-    np.savez(file, names=np.array(["tench"]))
-    return file.getvalue()
-
-
-def good(kind: str) -> bytes:
-    buffer = io.BytesIO()
-    if kind == "npz":
-        np.savez(buffer, a=np.arange(5000.0))
-    else:
-        torch.save({"a": torch.arange(5000.0)}, buffer)
-    return buffer.getvalue()
+OBJECTS = written(np.savez, state=np.array([{"a": 1}], dtype=object))
+TEXT = written(np.savez, names=np.array(["tench"]))
+NPZ, PTH = written(np.savez, a=np.arange(5000.0)), written(torch.save, {"a": torch.arange(5000.0)})
 
 
 def zip_of(*names: str) -> bytes:
@@ -144,16 +132,19 @@ BAD: dict[str, tuple[bytes, str]] = {
         "truncated, its header alone takes 5008 bytes of 14; copy it again",
     ),
     "json": (struct.pack("<Q", 8) + b'{"x":{{{' + bytes(9), "damaged or truncated safetensors file"),
-    "half an npz": (good("npz")[:20000], "damaged or truncated archive"),
-    "flipped npz": (good("npz").replace(bytes(8), bytes(7) + b"\1", 1), "damaged or truncated .npz archive"),
-    "half a pth": (good("torch")[:10000], "damaged or truncated archive"),
+    "half an npz": (NPZ[:20000], "damaged or truncated archive"),
+    "flipped npz": (NPZ.replace(bytes(8), bytes(7) + b"\1", 1), "damaged or truncated .npz archive"),
+    "half a pth": (PTH[:10000], "damaged or truncated archive"),
     "half a pickle": (
         pickle.dumps(list(range(1000)))[:500],
         "a pickle that is truncated or holds more than tensors; never opened because it can run code",
     ),
     "a boast": (boastful_npz(), "damaged or truncated .npz archive"),
-    "objects": (npz_of_objects(), "holds Python objects, never opened because they can run code"),
-    "text": (npz_of_text(), "names holds <U5, not numbers"),
+    "objects": (
+        OBJECTS,
+        "holds Python objects, never opened because they can run code",
+    ),
+    "text": (TEXT, "names holds <U5, not numbers"),
     "pt2": (zip_of("m/archive_format", "m/data/weights/weight_0"), "a torch.export program"),
     "photos": (zip_of("cat.jpg", "dog.jpg"), "this archive contains no weights, only cat.jpg, dog.jpg"),
     "no files": (zip_of(), "not a safetensors file"),
@@ -165,19 +156,19 @@ def test_read__says_what_the_file_is_instead(tmp_path: Path, name: str) -> None:
     content, words = BAD[name]
     path = tmp_path / "weights.npz"
     path.write_bytes(content)
-    assert_refused(path, words)
+    refused(path, words)
 
 
 def test_read__refuses_archives_larger_than_any_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "weights.npz"
-    path.write_bytes(good("npz"))
+    path.write_bytes(NPZ)
     assert len(read_tensors(path)) == 1
     monkeypatch.setattr("vitctl.system.limits.WEIGHTS", 30_000)
-    assert_refused(path, "40,256 bytes, should be at most 30,000")
+    refused(path, "40,256 bytes, should be at most 30,000")
     np.savez_compressed(path, a=np.zeros(10000))
-    assert_refused(path, "declares 80,128 bytes, too many for its size; at most")
+    refused(path, "declares 80,128 bytes, too many for its size; at most")
 
 
 @pytest.mark.parametrize(
@@ -195,15 +186,7 @@ def test_read__refuses_archives_larger_than_any_model(
 )
 def test_read__says_what_a_pickle_of_tensors_lacks(tmp_path: Path, content: Any, words: str) -> None:
     torch.save(content, tmp_path / "model.pth")
-    assert_refused(tmp_path / "model.pth", words)
-
-
-def assert_refused(path: Path, words: str) -> None:
-    with pytest.raises(CheckpointError) as error:
-        read_weights(path)
-    assert str(error.value).startswith(f"{path}: ")
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
+    refused(tmp_path / "model.pth", words)
 
 
 _RAW, _AVERAGED = ({"a.b": torch.full((2,), value), "c": torch.ones(1) * value} for value in (1.0, 2.0))
@@ -265,8 +248,8 @@ def test_one_set__wrappers_are_stripped_in_any_order(count: int) -> None:
 
 def test_read__a_refused_pickle_names_the_class_that_it_met(tmp_path: Path) -> None:
     torch.save({"model": STATE, "args": Namespace(lr=1)}, tmp_path / "w.pth")
-    assert_refused(tmp_path / "w.pth", "holds more than tensors (argparse.Namespace); never opened")
+    refused(tmp_path / "w.pth", "holds more than tensors (argparse.Namespace); never opened")
     itself: dict[str, Any] = {"model": {}, "model_ema": {"a": torch.ones(1)}}
     itself["model"] = itself["model_ema"] = itself
     torch.save(itself, tmp_path / "w.pth")
-    assert_refused(tmp_path / "w.pth", "not a plain state dict")
+    refused(tmp_path / "w.pth", "not a plain state dict")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.models.weights import google_reference as reference
+from tests.models.weights.conftest import refused
 from tests.models.weights.google_reference import Array
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
@@ -96,17 +97,6 @@ def test_write__gives_back_their_file(name: str, tmp_path: Path) -> None:
         for key, array in drawn.items():
             assert again[key].dtype == array.dtype
             assert np.array_equal(again[key], array)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_write__then_read_is_exact(name: str, tmp_path: Path, make_weights: Make) -> None:
-    config = CASES[name][2]
-    config = replace(config, image_size=224) if isinstance(config, ResNetConfig) else config
-    weights = make_weights(config)
-    again = read_weights(write_weights(weights, tmp_path, "google").files[0])
-    assert again.config == config
-    assert again.state.keys() == weights.state.keys()
-    assert all(torch.equal(again.state[key], tensor) for key, tensor in weights.state.items())
 
 
 def linen(name: str) -> str:
@@ -217,20 +207,12 @@ def test_read__mismatches_are_grouped(tmp_path: Path) -> None:
     bad = {key: array for key, array in drawn.items() if not key.endswith("query/bias")}
     bad |= {f"Transformer/adapter_{i}/kernel": np.zeros(3) for i in range(300)}
     bad |= {key: array[:-1] for key, array in drawn.items() if key.endswith("Dense_1/bias")}
-    with pytest.raises(CheckpointError) as error:
-        read_weights(save(tmp_path / "model.npz", bad))
-    assert "\n" not in str(error.value)
-    first, _, problems = str(error.value).partition(" model: ")
-    missing, unexpected, shape = problems.split("; ")
-    assert first == f"{tmp_path / 'model.npz'}: the tensors do not make a whole"
-    assert missing.startswith(
-        "missing: Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/bias, "
-    )
-    assert missing.endswith(", and 8 more")
-    assert unexpected.startswith("unexpected: Transformer/adapter_0/kernel, ")
-    assert unexpected.endswith(", and 296 more")
-    assert shape.startswith(
-        "wrong shape: Transformer/encoderblock_0/MlpBlock_3/Dense_1/bias is [23], expected [24], "
+    refused(
+        save(tmp_path / "model.npz", bad),
+        r"model\.npz: the tensors do not make a whole model: "
+        r"missing: Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/bias, [^;]*, and 8 more; "
+        r"unexpected: Transformer/adapter_0/kernel, [^;]*, and 296 more; "
+        r"wrong shape: Transformer/encoderblock_0/MlpBlock_3/Dense_1/bias is \[23\], expected \[24\], ",
     )
 
 
@@ -258,11 +240,7 @@ WRONG: dict[str, tuple[str, tuple[int, ...], str]] = {
 def test_read__says_which_tensor_is_wrong(case: str, tmp_path: Path) -> None:
     name, shape, words = WRONG[case]
     drawn = reference.draw(VIT)
-    with pytest.raises(CheckpointError) as error:
-        read_weights(save(tmp_path / "model.npz", {**drawn, name: np.zeros(shape, np.float32)}))
-    assert words in str(error.value)
-    assert str(error.value).startswith(f"{tmp_path / 'model.npz'}: ")
-    assert "\n" not in str(error.value)
+    refused(save(tmp_path / "model.npz", {**drawn, name: np.zeros(shape, np.float32)}), words)
 
 
 def test_read__bfloat16_stays_bfloat16(tmp_path: Path, tiny: ViTConfig, make_weights: Make) -> None:

@@ -33,26 +33,25 @@ def test_read_network__of_every_format_without_its_numbers(
     assert read_network(path)[0] == expected == config
 
 
-def test_read_network__of_a_torch_file(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
-    folder = write_weights(make_weights(plain), tmp_path, "timm").files[0].parent
-    path = next(folder.glob("*.safetensors"))
+HYBRID = HybridConfig(
+    patch_size=1,
+    hidden_size=64,
+    depth=1,
+    mlp_size=32,
+    num_heads=1,
+    stage_depths=(1, 1),
+    width=32,
+    image_size=64,
+)
+
+
+def test_read_network__of_a_torch_file_and_a_hybrid(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path
+) -> None:
+    path = write_weights(make_weights(plain), tmp_path, "timm").files[0]
     torch.save({"state_dict": containers.read_tensors(path)}, tmp_path / "w.pth")
-    assert read_network(tmp_path / "w.pth", model="")[0] == read_weights(tmp_path / "w.pth").config
-
-
-def test_read_network__of_a_hybrid(make_weights: Make, tmp_path: Path) -> None:
-    config = HybridConfig(
-        patch_size=1,
-        hidden_size=64,
-        depth=1,
-        mlp_size=32,
-        num_heads=1,
-        stage_depths=(1, 1),
-        width=32,
-        image_size=64,
-    )
-    path = write_weights(make_weights(config), tmp_path, "google").files[0]
-    assert read_network(path)[0] == read_weights(path).config
+    for one in (tmp_path / "w.pth", write_weights(make_weights(HYBRID), tmp_path / "of", "google").files[0]):
+        assert read_network(one)[0] == read_weights(one).config
 
 
 @pytest.mark.parametrize("change", [-1, 1])

@@ -5,14 +5,14 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
+from tests.data.server import listening
 from tests.matrix import slow
 
 CONTENT, COMMIT = bytes(range(256)) * 4000, "c" * 40
@@ -87,14 +87,8 @@ def hub() -> Iterator[Hub]:
             if body and name == "w.npz":
                 self.wfile.write(CONTENT)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    found.url = f"http://127.0.0.1:{server.server_port}"
-    yield found
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with listening(Handler) as found.url:
+        yield found
 
 
 def fetch(hub: Hub, home: Path, *names: str, patience: float = 0.0) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests.models.weights.conftest import refused
 from tests.trained import do
 from vitctl.errors import CheckpointError
 from vitctl.models.build import build, load_state, resized
@@ -133,6 +134,13 @@ def _peer(kind: str, configuration: str, values: dict[str, Any]) -> Any:
     return _drawn(getattr(transformers, kind)(getattr(transformers, configuration)(**values)))
 
 
+def _saved(case: str, folder: Path) -> Any:
+    """Their model of a case, written by transformers."""
+    peer = _peer(*CASES[case][:3])
+    peer.save_pretrained(folder)
+    return peer
+
+
 def _ours(weights: Weights, images: Tensor) -> Tensor:
     """The answer of our model at the size of the images."""
     model = build(replace(weights.config, image_size=images.shape[-1])).eval()
@@ -160,9 +168,8 @@ def _agree(found: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_family__reads_computes_and_goes_back(case: str, tmp_path: Path) -> None:
-    kind, configuration, values, answer, fields, method = CASES[case]
-    peer = _peer(kind, configuration, values)
-    peer.save_pretrained(tmp_path / "theirs")
+    kind, _, _, answer, fields, method = CASES[case]
+    peer = _saved(case, tmp_path / "theirs")
     weights = read_weights(tmp_path / "theirs")
     assert isinstance(weights.config, ViTConfig)
     found = {name: getattr(weights.config, name) for name in fields}
@@ -191,21 +198,8 @@ def test_family__reads_computes_and_goes_back(case: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_family__no_parameter_is_lost_or_made(case: str, tmp_path: Path) -> None:
-    kind, configuration, values, *_ = CASES[case]
-    peer = _peer(kind, configuration, values)
-    peer.save_pretrained(tmp_path)
-    theirs = load_file(tmp_path / "model.safetensors")
-    unused = ("mask_token", "vision_model.head.") if "head" in case else ("mask_token",)
-    wanted = sum(tensor.numel() for name, tensor in theirs.items() if not any(one in name for one in unused))
-    assert sum(tensor.numel() for tensor in read_weights(tmp_path).state.values()) == wanted
-
-
-@pytest.mark.parametrize("case", CASES)
 def test_family__reads_the_names_in_memory(case: str, tmp_path: Path) -> None:
-    kind, configuration, values, *_ = CASES[case]
-    peer = _peer(kind, configuration, values)
-    peer.save_pretrained(tmp_path)
+    peer = _saved(case, tmp_path)
     expected = read_weights(tmp_path)
     save_file(peer.state_dict(), tmp_path / "model.safetensors")
     found = read_weights(tmp_path)
@@ -227,17 +221,14 @@ def test_two_towers__that_of_images_is_read(family: str, tmp_path: Path) -> None
 
 def test_clip__its_class_with_a_head_has_no_norm_and_is_refused(tmp_path: Path) -> None:
     _peer("CLIPForImageClassification", "CLIPConfig", {**_TWO, "num_labels": 5}).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="averages patches that no norm has seen"):
-        read_weights(tmp_path)
+    refused(tmp_path, "averages patches that no norm has seen")
 
 
 def test_siglip__linear_patches_are_refused_by_shape(tmp_path: Path) -> None:
     values = {name: value for name, value in _SIZES.items() if name != "image_size"}
     model = _peer("Siglip2VisionModel", "Siglip2VisionConfig", {**values, "num_patches": 16})
     model.save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="any aspect ratio") as error:
-        read_weights(tmp_path)
-    assert "\n" not in str(error.value)
+    refused(tmp_path, "any aspect ratio")
 
 
 @pytest.mark.parametrize("kind", ["ViTMAEModel", "ViTMAEForPreTraining"])
@@ -287,8 +278,7 @@ ALONE: dict[str, tuple[str, float, float, str]] = {
 
 @pytest.mark.parametrize("case", ALONE)
 def test_family__without_its_json_files_lists_what_it_assumes(case: str, tmp_path: Path) -> None:
-    kind, configuration, values, *_ = CASES[case]
-    _peer(kind, configuration, values).save_pretrained(tmp_path)
+    _saved(case, tmp_path)
     (tmp_path / "config.json").unlink()
     weights = read_weights(tmp_path)
     gelu, eps, mean, classifier = ALONE[case]
@@ -347,8 +337,7 @@ def test_processor__another_size_than_the_table_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["dinov3", "siglip", "clip", "dinov2"])
 def test_write__a_head_that_no_class_of_theirs_has_is_refused(case: str, tmp_path: Path) -> None:
-    kind, configuration, values, *_ = CASES[case]
-    _peer(kind, configuration, values).save_pretrained(tmp_path)
+    _saved(case, tmp_path)
     body = read_weights(tmp_path)
     headed = replace(body.config, num_classes=5)
     with pytest.raises(
@@ -360,9 +349,7 @@ def test_write__a_head_that_no_class_of_theirs_has_is_refused(case: str, tmp_pat
 
 
 def test_export__a_body_with_its_licence_and_its_card(tmp_path: Path) -> None:
-    kind, configuration, values, *_ = CASES["dinov3"]
-    peer = _peer(kind, configuration, values)
-    peer.save_pretrained(tmp_path / "theirs")
+    peer = _saved("dinov3", tmp_path / "theirs")
     (tmp_path / "theirs" / "README.md").write_text("---\nlicense: other\nlicense_name: dinov3-license\n---\n")
     source = {"weights.source": str(tmp_path / "theirs"), "export.to": ("hf",)}
     result = do("export", tmp_path / "run", **source)
@@ -376,8 +363,7 @@ def test_export__a_body_with_its_licence_and_its_card(tmp_path: Path) -> None:
 
 
 def test_write__a_body_keeps_how_it_pools(tmp_path: Path) -> None:
-    kind, configuration, values, *_ = CASES["dinov3"]
-    _peer(kind, configuration, values).save_pretrained(tmp_path)
+    _saved("dinov3", tmp_path)
     body = read_weights(tmp_path)
     joined = replace(body, config=replace(body.config, classifier="token_patches"))
     notes = write_weights(joined, tmp_path / "out", "hf").notes
@@ -397,13 +383,10 @@ def test_write__a_body_keeps_how_it_pools(tmp_path: Path) -> None:
 def test_read__refuses_what_it_would_compute_otherwise(
     case: str, change: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    kind, configuration, values, *_ = CASES[case]
-    _peer(kind, configuration, values).save_pretrained(tmp_path)
+    _saved(case, tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(CheckpointError, match=words) as error:
-        read_weights(tmp_path)
-    assert "\n" not in str(error.value)
+    refused(tmp_path, words)
 
 
 LOST = [
@@ -428,15 +411,13 @@ def test_read__a_file_without_what_its_config_states_is_refused(
     name: str, pattern: str, words: str, tmp_path: Path
 ) -> None:
     """Else a damaged file would be another network, silently."""
-    kind, configuration, values, *_ = CASES[name]
-    _peer(kind, configuration, values).save_pretrained(tmp_path)
+    _saved(name, tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     kept = {key: tensor for key, tensor in tensors.items() if not re.search(pattern, key)}
     assert len(kept) < len(tensors)
     save_file(kept, file, {"format": "pt"})
-    with pytest.raises(CheckpointError, match=words):
-        read_weights(tmp_path)
+    refused(tmp_path, words)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int32])
@@ -444,21 +425,17 @@ def test_read__a_file_without_what_its_config_states_is_refused(
 def test_read__numbers_of_8_bits_and_integers_are_refused(
     dtype: torch.dtype, part: str, tmp_path: Path
 ) -> None:
-    kind, configuration, values, *_ = CASES["dinov3"]
-    _peer(kind, configuration, values).save_pretrained(tmp_path)
+    _saved("dinov3", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors[part] = tensors[part].to(dtype)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match="should hold floating-point numbers"):
-        read_weights(tmp_path)
+    refused(tmp_path, "should hold floating-point numbers")
 
 
 @pytest.mark.parametrize("lost", ["gate_proj.weight", "up_proj.bias"])
 def test_read__half_of_a_gate_is_refused(lost: str, tmp_path: Path) -> None:
-    kind, configuration, values, *_ = CASES["dinov3 gated"]
-    _peer(kind, configuration, values).save_pretrained(tmp_path)
+    _saved("dinov3 gated", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[f"layer.0.mlp.{lost}"]
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError):
-        read_weights(tmp_path)
+    refused(tmp_path)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitctl.errors import CheckpointError
+from tests.models.weights.conftest import refused
 from vitctl.models.build import build
 from vitctl.models.variants import ViTConfig
 from vitctl.models.weights.layouts import rules_for, to_theirs
@@ -135,8 +135,7 @@ def test_read__a_resize_mode_it_lacks_is_refused(tmp_path: Path) -> None:
     save_file(_as_open_clip(_both("gelu")), tmp_path / "model.safetensors")
     described = {"preprocess_cfg": {"resize_mode": "longest"}}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(described))
-    with pytest.raises(CheckpointError, match="resize_mode 'longest' is not supported, known are shortest"):
-        read_weights(tmp_path)
+    refused(tmp_path, "resize_mode 'longest' is not supported, known are shortest")
 
 
 def test_read__a_timm_tower_is_timms(
@@ -187,8 +186,7 @@ def test_read__switches_of_the_tower_are_followed(
     answer = _answer(read_weights(tmp_path), _IMAGES)
     assert (answer - expected).abs().max() < 1e-5 * expected.std()
     path.write_text(json.dumps({"model_cfg": {"vision_cfg": {**tower, "no_ln_pre": first_norm}}}))
-    with pytest.raises(CheckpointError, match="no_ln_pre is not that of the tensors"):
-        read_weights(tmp_path)
+    refused(tmp_path, "no_ln_pre is not that of the tensors")
 
 
 @pytest.mark.parametrize("key", ["attentional_pool", "qk_norm", "scale_heads", "a_key_of_next_year"])
@@ -197,10 +195,7 @@ def test_read__another_switch_is_refused(key: str, tmp_path: Path) -> None:
     (tmp_path / "open_clip_config.json").write_text(
         json.dumps({"model_cfg": {"vision_cfg": {**_TOWER, key: True}}})
     )
-    with pytest.raises(
-        CheckpointError, match=rf"open_clip_config\.json: model_cfg\.vision_cfg\.{key} is true, "
-    ):
-        read_weights(tmp_path)
+    refused(tmp_path, rf"open_clip_config\.json: model_cfg\.vision_cfg\.{key} is true, ")
 
 
 def test_read__json_of_a_timm_tower_is_read(
@@ -222,7 +217,7 @@ def test_read__json_of_a_timm_tower_is_read(
     assert found.meta["assumed"] == ["num_heads"]
     for odd in ({"timm_pool": "rot_attn"}, {"a_key_of_next_year": 3}):
         path.write_text(json.dumps({"model_cfg": {"vision_cfg": {**tower, **odd}}}))
-        with pytest.raises(
-            CheckpointError, match=r"rot_attn|next_year is 3, a key that vitctl does not know"
-        ):
-            read_weights(tmp_path / "open_clip_model.safetensors")
+        refused(
+            tmp_path / "open_clip_model.safetensors",
+            r"rot_attn|next_year is 3, a key that vitctl does not know",
+        )

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests.models.weights.conftest import assert_equal_logits
 from vitctl.models.build import resize_position_embedding
 from vitctl.models.variants import ViTConfig, variant
 from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
@@ -40,12 +41,7 @@ def test_file__loads_strictly_with_equal_logits(
     written = write_weights(weights, tmp_path / "model.safetensors", "torchvision")
     model = from_note(written.notes[0])
     assert model.load_state_dict(load_file(written.files[0]), strict=True)
-    with torch.inference_mode():
-        exact, rounded = model.double()(images), model.float()(images.float())
-    spread = exact.std()
-    assert spread > 0.1
-    assert (logits_of(weights, images) - exact).abs().max() < 1e-12 * spread
-    assert (logits_of(weights, images.float()) - rounded).abs().max() < 1e-5 * spread
+    assert_equal_logits(lambda pixels: model.to(pixels.dtype)(pixels), logits_of, weights, images)
 
 
 @pytest.mark.slow
