@@ -44,7 +44,7 @@ def notes(folder: Path) -> str:
     return "\n".join(note for record in records for note in record.get("notes", ()))
 
 
-@pytest.mark.parametrize("family", ["vit", *slow("hybrid", "resnet v2"), "axial"])
+@pytest.mark.parametrize("family", ["vit", *slow("hybrid", "resnet v2", "axial")])
 def test_onnx__agrees_with_every_family_at_any_batch(
     saved: Saved, exported: Exported, tmp_path: Path, family: str
 ) -> None:

@@ -177,6 +177,7 @@ def test_meta__what_an_answer_needs_is_read_back(
     torch.testing.assert_close(found.state["head.weight"], model.head.weight / 2, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [*slow(False), True])
 def test_headless__a_graph_has_features_and_no_logits(
     exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,

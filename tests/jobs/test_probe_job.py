@@ -76,6 +76,7 @@ def test_probe__one_image_of_a_class(job: Job) -> None:
         job("probe", **values, **{"probe.method": "linear"})
 
 
+@pytest.mark.slow
 def test_probe__logistic_shows_its_progress_at_most_once_a_second(
     pretrained, tiny_data, tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +176,7 @@ def test_probe__neighbours_keep_nothing(job: Job, tmp_path) -> None:
         job("evaluate", **{"weights.source": str(tmp_path / "probe")})
 
 
-@pytest.mark.parametrize(("method", "function"), [("logistic", "logistic"), ("linear", "drawn")])
+@pytest.mark.parametrize(("method", "function"), [*slow(("logistic", "logistic")), ("linear", "drawn")])
 def test_probe__stopped_inside_a_method_goes_on_to_the_same_result(
     job: Job, tmp_path, method: str, function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

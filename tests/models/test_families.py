@@ -169,6 +169,7 @@ def test_forward__compiles_as_one_graph(
 
 
 # The ones that ONNX Runtime or the exporter once got wrong, then all others.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [
