@@ -67,6 +67,7 @@ FILLED = {
     "sets": " --set optimizer.lr=0.1",
     "source": "model.onnx",
     "steps": "3:4",
+    "shards": TWO,
     "text": TWO,
 }
 KEYS = {key for schema in JOBS.values() for key in every_key(schema)}

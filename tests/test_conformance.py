@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.conftest import script
+from tests.matrix import slow
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANTED = '''
@@ -134,9 +135,11 @@ def planted(suite: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         ("honest", {"1 -> 1": "exact", "2 -> 3": "same batches"}),
         ("loses", {"1 -> 1": "4 repeated, 4 skipped; other order"}),
-        ("refuses", {"1 -> 1": "failed", "2 -> 3": "refused"}),
-        ("cannot", {"1 -> 1": "not offered"}),
-        ("at_epochs", {"1 -> 1": "exact"}),
+        *slow(
+            ("refuses", {"1 -> 1": "failed", "2 -> 3": "refused"}),
+            ("cannot", {"1 -> 1": "not offered"}),
+            ("at_epochs", {"1 -> 1": "exact"}),
+        ),
     ],
 )
 def test_suite__finds_what_is_planted(planted: Any, variant: str, expected: dict[str, str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import SHORT, TINY, harmed, records, train_records, two_processes, worker
 from tests.harmed import NEWEST
+from tests.matrix import slow
 from tests.trained import CPU, SMALL
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
@@ -58,7 +59,7 @@ def refused(name: str, folder: Path) -> str:
     return said[0]
 
 
-SHARDING = pytest.mark.parametrize("sharding", ["none", "fsdp"])
+SHARDING = pytest.mark.parametrize("sharding", [*slow("none"), "fsdp"])
 
 
 @SHARDING

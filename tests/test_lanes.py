@@ -14,6 +14,7 @@ import torch
 from hypothesis import strategies as st
 
 from tests.conftest import Run, checkpoint, command, paced, records, run_as, started, step_images
+from tests.matrix import slow
 from vitctl.engine.trace import read_steps
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.verify.run_check import verify
@@ -101,7 +102,7 @@ def test_lanes__any_number_of_processes_gives_the_same_bytes(
     assert metrics(folder) == metrics(one)
 
 
-@pytest.mark.parametrize("change", [{"schedule.lanes": 4}, {"schedule.leaf_images": 3}])
+@pytest.mark.parametrize("change", [{"schedule.lanes": 4}, *slow({"schedule.leaf_images": 3})])
 def test_lanes__what_is_in_the_recipe_decides(
     run: Run, one: Path, data: Path, change: dict[str, Any]
 ) -> None:
@@ -113,7 +114,7 @@ def test_lanes__what_is_in_the_recipe_decides(
 @pytest.mark.parametrize(
     "change",
     [
-        {"machine.micro_batch": 1, "machine.checkpoint_blocks": True},
+        *slow({"machine.micro_batch": 1, "machine.checkpoint_blocks": True}),
         {
             "machine.micro_batch": -1,
             "machine.workers": 2,
@@ -210,6 +211,7 @@ def compared(root: Path, data: Path, values: dict[str, Any], num_processes: int)
     assert step_images(folders[0]) == step_images(folders[1])
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=2, derandomize=True, phases=[hypothesis.Phase.generate])
 @hypothesis.given(RECIPES, st.integers(2, 3))
 def test_lanes__random_recipes(

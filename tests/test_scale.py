@@ -273,6 +273,7 @@ def assert_close(folder: Path, other: Path) -> None:
             torch.testing.assert_close(tensor, expected[key], rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_sharded_checkpoint__holds_what_any_other_does(run: Run, tiny_data: Path, tmp_path: Path) -> None:
     """Two processes with FSDP2 save parts and stop; one goes on, and ends where one alone does."""
     values = {"optimizer.clip_norm": 0.0, "machine.micro_batch": 8}

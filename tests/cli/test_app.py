@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
+from tests.matrix import slow
 from vitctl import __version__
 from vitctl.jobs import pretrain as jobs
 
@@ -73,7 +74,8 @@ def test_an_interrupt__is_a_stop(vitctl: Vitctl, tiny_data: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "words", [("recipes", "list"), ("recipes", "explain", "schedule.lanes"), ("runs", "--in", ".")]
+    "words",
+    [("recipes", "list"), *slow((("recipes", "explain", "schedule.lanes"),), (("runs", "--in", "."),))],
 )
 def test_a_closed_pipe__ends_with_0_whatever_prints(words: tuple[str, ...], tmp_path: Path) -> None:
     """Rich and Click would end with 1; nobody reads a byte here, so that the first line already finds the

@@ -121,6 +121,7 @@ def test_target__a_folder_is_refused_before_anything_is_measured(vitctl: Vitctl)
         assert (said.code, said.err.partition(": ")[2].partition(", ")[2]) == (2, "should be a file\n")
 
 
+@pytest.mark.slow
 def test_files__are_written_before_anything_is_printed(
     vitctl: Vitctl, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from PIL import Image
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
 from tests.data.server import Faults, serving
+from tests.matrix import slow
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.source.splits import open_shards, select
 from vitctl.data.writer.intake import Item
@@ -160,7 +161,7 @@ def test_check__a_known_set_lacks_a_split_or_images(vitctl: Vitctl, tmp_path: Pa
     assert "digits: 'train' has 6 images of 2 classes, should have 1,437 of 10" in said.out
 
 
-@pytest.mark.parametrize("kind", ["http", "memory"])
+@pytest.mark.parametrize("kind", ["http", *slow("memory")])
 def test_check_stats_show__of_addresses_and_patterns(
     vitctl: Vitctl, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +369,7 @@ def test_check__the_same_image_in_two_classes_is_refused_unless_accepted(
     assert vitctl("data", "check", "out", "--accept-labels").code == 0
 
 
+@pytest.mark.slow
 def test_dedup__within_a_set_and_across_its_automatic_split(vitctl: Vitctl, tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         for number in range(10):

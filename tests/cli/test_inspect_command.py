@@ -137,6 +137,7 @@ def test_google__the_authors_layout_goes_the_whole_way(vitctl: Vitctl, photos: P
     assert 0 < np.sum(images[0]["mask"]) < 1
 
 
+@pytest.mark.slow
 def test_run__on_a_split(
     vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

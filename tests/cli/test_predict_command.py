@@ -276,6 +276,7 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "vitctl", "predict", *map(str, arguments), *FAST]
 
 
+@pytest.mark.slow
 def test_predict__ends_quietly_when_nobody_reads_on(pretrained: Path, photos: Path, tmp_path: Path) -> None:
     """As `| head -1` does: the first line comes before all images are read, and no error is printed."""
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")

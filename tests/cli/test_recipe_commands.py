@@ -59,6 +59,7 @@ def test_show__is_toml_with_and_without_origins(vitctl: Vitctl) -> None:
     assert "0.25" in vitctl("recipes", "show", "jft_h14", "--set", "optimizer.lr=0.25").out
 
 
+@pytest.mark.slow
 def test_explain__names_the_commands_that_read_a_key(
     vitctl: Vitctl, tiny_data: Path, one_process: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from PIL import Image
 
 from tests import warm
 from tests.cli.conftest import Vitctl
+from tests.matrix import slow
 from vitctl import open_split
 from vitctl.jobs.http_server import listen
 
@@ -381,7 +382,7 @@ def test_hostile_requests__are_answered_in_a_line_and_cost_little(server: tuple[
     assert set(os.listdir(memory.cwd())) == files
 
 
-@pytest.mark.parametrize("how", ["reset", "closed", "half closed"])
+@pytest.mark.parametrize("how", ["reset", *slow("closed", "half closed")])
 def test_clients_that_hang_up__are_no_lines_in_the_log(pretrained: Path, how: str) -> None:
     """Nor are those whose request breaks off while its answer is computed, as in a bad chunk."""
     body = png(300, 300)

@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.conftest import TINY
 from tests.engine.conftest import Tiny, batch
+from tests.matrix import slow
 from tests.trained import do
 from vitctl.engine import computation as module
 from vitctl.engine import computation as trials
@@ -89,7 +90,7 @@ def test_attention_kernel__by_rule(
     assert attention_kernel(NetworkMachine(**given), config, cpu, lanes=lanes) == expected
 
 
-@pytest.mark.parametrize("precision", ["bf16", "float32"])
+@pytest.mark.parametrize("precision", ["bf16", *slow("float32")])
 def test_kernels__the_same_recipe_twice_gives_the_same_weights_and_scores(
     precision: str, tiny_data: Path, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.engine.conftest import batch
 from tests.fake_card import CARD, FakeCard, card_runtime
-from tests.matrix import few
+from tests.matrix import few, slow
 from vitctl.data.loader.batches import Batch
 from vitctl.data.source.order import Lanes
 from vitctl.engine import lanes as engine
@@ -115,7 +115,7 @@ def test_update__of_every_family_waits_for_nothing(name: str) -> None:
         assert {p.device for p in model.parameters()} == {CARD}
 
 
-@pytest.mark.parametrize("target", ["mean_color", "downsized", "pixels"])
+@pytest.mark.parametrize("target", [*slow("mean_color", "downsized"), "pixels"])
 def test_update__of_masked_patches_waits_for_nothing(target: str) -> None:
     plain = config("Ti/16", **TINY, num_classes=0)
     model = build(MaskedPatchConfig(**vars(plain), target=target))  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ def test_update__of_masked_patches_waits_for_nothing(target: str) -> None:
         steps(on_card(card, model), card, 2)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", few([*CASES], *[*CASES][:1]))
 def test_update__waits_for_nothing(case: str) -> None:
     model = build(FAMILIES["vit"])
     with FakeCard() as card:

@@ -28,6 +28,7 @@ from tests.conftest import (
     two_processes,
 )
 from tests.engine.conftest import LOSS, batch
+from tests.matrix import slow
 from vitctl.data.loader.batches import Batch
 from vitctl.data.shards.index import read_index
 from vitctl.engine import assemble
@@ -72,7 +73,7 @@ def test_fit__again_in_a_finished_folder_trains_nothing_and_says_the_same(run: R
     assert len(records(folder, "evaluate")) == 2
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "ema.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("name", ["model.safetensors", *slow("ema.safetensors", "optimizer.safetensors")])
 def test_resume__a_torn_checkpoint_gives_way_to_the_older_one_and_is_said(run: Run, name: str) -> None:
     straight, folder = run("straight", **SHORT), run("a", **SHORT)
     torn = folder / "checkpoints" / "step_00000008" / name
@@ -138,7 +139,7 @@ def test_stop__saves_and_goes_on_bit_for_bit(run: Run, tiny_data: Path, tmp_path
     assert [r["loss"] for r in train_records(folder)] == [r["loss"] for r in train_records(straight)]
 
 
-@pytest.mark.parametrize("skipped", [(), (3,)])
+@pytest.mark.parametrize("skipped", [pytest.param((), marks=pytest.mark.slow), (3,)])
 def test_resume__a_debiased_average_goes_on_bit_for_bit(
     run: Run, monkeypatch: pytest.MonkeyPatch, skipped: tuple[int, ...]
 ) -> None:

@@ -44,7 +44,7 @@ def notes(folder: Path) -> str:
     return "\n".join(note for record in records for note in record.get("notes", ()))
 
 
-@pytest.mark.parametrize("family", ["vit", *slow("hybrid", "resnet v2"), "axial"])
+@pytest.mark.parametrize("family", ["vit", *slow("hybrid", "resnet v2", "axial")])
 def test_onnx__agrees_with_every_family_at_any_batch(
     saved: Saved, exported: Exported, tmp_path: Path, family: str
 ) -> None:
@@ -319,6 +319,7 @@ print(json.dumps([names, logits.tolist(), list(features.shape)]))
 """
 
 
+@pytest.mark.slow
 def test_program__runs_elsewhere(saved: Saved, exported: Exported, tmp_path: Path) -> None:
     result = exported(saved(), "pt2", **{"export.features": True})
     assert result["metrics"]["max_difference"]["pt2"] <= 1e-4

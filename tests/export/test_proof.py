@@ -18,6 +18,7 @@ from PIL import Image
 
 from tests.export.conftest import PREPROCESSING, Saved, normalised
 from tests.jobs.test_predict import predicted
+from tests.matrix import slow
 from tests.models.tiny_models import VIT
 from tests.trained import do
 from vitctl import load_classifier
@@ -60,7 +61,13 @@ def network(to: str, num_classes: int) -> Model:
 
 @pytest.mark.filterwarnings("ignore:these weights do not name", "ignore:several classes have one name")
 @pytest.mark.parametrize(
-    ("case", "to"), [(case, to) for case in CASES for to in FORMATS if to != "pt2" or case in OF_PROGRAMS]
+    ("case", "to"),
+    [
+        *((case, to) for case in CASES for to in FORMATS if to not in ("onnx", "pt2")),
+        ("temperature", "onnx"),
+        ("sigmoid", "pt2"),
+        *slow(*((case, "onnx") for case in CASES if case != "temperature"), ("temperature", "pt2")),
+    ],
 )
 def test_answers__are_the_same_wherever_they_are_read(
     exported: Exported, tmp_path: Path, case: str, to: str
@@ -170,7 +177,8 @@ def test_meta__what_an_answer_needs_is_read_back(
     torch.testing.assert_close(found.state["head.weight"], model.head.weight / 2, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [*slow(False), True])
 def test_headless__a_graph_has_features_and_no_logits(
     exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     more: bool,
@@ -204,6 +212,7 @@ def test_headless__a_graph_has_features_and_no_logits(
     np.testing.assert_allclose(printed, wanted[0], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_headless__a_head_of_zeros_is_refused_as_a_graph_too(
     exported: Exported, tmp_path: Path, photos: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import TINY
 from tests.launch.conftest import lock_held
+from tests.matrix import slow
 from tests.trained import CPU, do
 from vitctl.cli.flags import overrides_of
 from vitctl.data.datasets.readers import shapes
@@ -255,7 +256,7 @@ def other_data(stopped: Path) -> dict[str, Any]:
     return {"data.path": "other"}
 
 
-@pytest.mark.parametrize("is_finished", [False, True], ids=["stopped", "finished"])
+@pytest.mark.parametrize("is_finished", [False, *slow(True)], ids=["stopped", "finished"])
 @pytest.mark.parametrize(
     ("allow", "values"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run, checkpoint, train_records
+from tests.matrix import few
 from vitctl.errors import RecipeError
 
 HYBRID = {"model.stage_depths": [1, 1], "model.width": 8, "model.num_groups": 4, "model.patch_size": 1}
@@ -52,7 +53,7 @@ def recipe_for(name: str, tmp_path: Path) -> Path | None:
     return path
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", few([*SMALL], *[*SMALL][::2]))
 def test_family__pretrained_then_fine_tuned(name: str, run: Run, tmp_path: Path) -> None:
     values = {
         "model.name": name,

@@ -145,6 +145,7 @@ def test_fewshot__publishes_the_images_drawn(job: Job, tiny_data: Path, tmp_path
     assert result["files"]["chosen"].endswith("run/chosen.csv")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [pytest.param("all", marks=pytest.mark.slow), "leave_self_out"])
 def test_fewshot__the_grid_over_several_sets(job: Job, tmp_path: Path, rule: str) -> None:
     names = ("digits", "shapes-count")

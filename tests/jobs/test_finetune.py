@@ -101,6 +101,7 @@ def test_finetune__refuses_before_it_writes_anything(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_finetune__rates_come_with_the_weights_where_the_recipe_says_so(
     job: Job, regularised: Path, tmp_path: Path
 ) -> None:

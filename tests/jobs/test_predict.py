@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.conftest import TINY
+from tests.matrix import slow
 from tests.trained import CPU, Job, do
 from vitctl import VitctlError, load_classifier, open_split
 from vitctl.data.images.decode import without_heic
@@ -319,7 +320,7 @@ def jpeg(pixels: np.ndarray, **how: Any) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("to", ["hf", "google"])
+@pytest.mark.parametrize("to", ["hf", *slow("google")])
 def test_predict__weights_of_other_programs(job: Job, extracted: list[Path], tmp_path: Path, to: str) -> None:
     job("finetune", "fine", **{"schedule.total_steps": 20, "optimizer.lr": 0.05, "data.image_size": 16})
     do("export", tmp_path / "out", **{"weights.source": str(tmp_path / "fine"), "export.to": (to,)})

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.matrix import slow
 from tests.trained import CPU, Job
 from vitctl.data.datasets.catalog import open_split
 from vitctl.engine import probes
@@ -46,7 +47,7 @@ def test_probe__equals_a_direct_computation_and_is_cached(job: Job, tiny_data, t
         assert first["metrics"]["accuracy"][f"k={k}"] == expected
 
 
-@pytest.mark.parametrize("method", ["logistic", "linear", 0, 1, 2, 3])
+@pytest.mark.parametrize("method", ["logistic", "linear", 3, *slow(0, 1, 2)])
 def test_probe__keeps_a_classifier_that_scores_as_it_said(
     job: Job, tmp_path, method: str | int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +76,7 @@ def test_probe__one_image_of_a_class(job: Job) -> None:
         job("probe", **values, **{"probe.method": "linear"})
 
 
+@pytest.mark.slow
 def test_probe__logistic_shows_its_progress_at_most_once_a_second(
     pretrained, tiny_data, tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +132,7 @@ SHOWN = {"data.eval_method": "torchvision", "data.eval_resize": 21, "data.eval_r
 
 
 @pytest.mark.parametrize("name", ["probe", "fewshot"])
-@pytest.mark.parametrize(("precision", "off"), [("float32", 1e-5), ("bf16", 0.05)])
+@pytest.mark.parametrize(("precision", "off"), [("float32", 1e-5), *slow(("bf16", 0.05))])
 @pytest.mark.parametrize(
     "shown", [SHOWN, {"data.eval_method": "letterbox", "weights.preprocess": "imagenet"}]
 )
@@ -174,7 +176,7 @@ def test_probe__neighbours_keep_nothing(job: Job, tmp_path) -> None:
         job("evaluate", **{"weights.source": str(tmp_path / "probe")})
 
 
-@pytest.mark.parametrize(("method", "function"), [("logistic", "logistic"), ("linear", "drawn")])
+@pytest.mark.parametrize(("method", "function"), [*slow(("logistic", "logistic")), ("linear", "drawn")])
 def test_probe__stopped_inside_a_method_goes_on_to_the_same_result(
     job: Job, tmp_path, method: str, function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

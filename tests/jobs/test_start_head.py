@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import checkpoint, records, started, worker
+from tests.matrix import slow
 from tests.trained import CPU, SMALL, Job, do
 from tests.verify.conftest import said
 from vitctl.data.datasets.catalog import open_split
@@ -78,7 +79,7 @@ def test_fewshot__is_the_solution_of_the_training_images(job: Job, tiny_data: Pa
     assert result["provenance"]["head"] == "fewshot"
 
 
-@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("loss", [*slow("softmax"), "sigmoid"])
 def test_fewshot__the_first_loss_is_below_that_of_the_zero_head(job: Job, tmp_path: Path, loss: str) -> None:
     values = {"log.every_steps": 1, "schedule.batch_size": 70, "loss.name": loss}
     first = {}
@@ -149,6 +150,7 @@ def test_fewshot__of_lanes_is_the_same_on_any_number_of_processes(
     assert said(folder, "replay", steps="all") == [("ok", "steps 1 to 6: equal, bit for bit")]
 
 
+@pytest.mark.slow
 def test_fewshot__of_more_images_than_its_limit_takes_a_subset(job: Job) -> None:
     seen = [
         job("finetune", f"seed_{seed}", seed=seed, **FEWSHOT, **{"finetune.head_images": 40})["provenance"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import TINY, checkpoint, records, started, stored
+from tests.matrix import slow
 from tests.trained import CPU, SMALL, Job, do, made_once
 from tests.verify.conftest import said
 from vitctl.engine.log import RunLog
@@ -138,7 +139,7 @@ def test_several_processes__train_the_same_weights(
     torch.testing.assert_close(two, one, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("more", [{}, LANES], ids=["", "lanes"])
+@pytest.mark.parametrize("more", [{}, *slow(LANES)], ids=["", "lanes"])
 def test_resume__gives_the_same_bytes_from_the_same_teacher_alone(
     job: Job, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:

@@ -28,7 +28,9 @@ from vitctl.verify.run_check import verify
 
 SLOW = pytest.mark.slow
 CHANGES = [
-    pytest.param({"loss.class_weights": "sqrt", "data.mixup_alpha": 0.5}, id="weights"),
+    pytest.param(
+        {"loss.class_weights": "sqrt", "data.mixup_alpha": 0.5}, id="weights", marks=pytest.mark.slow
+    ),
     pytest.param({"data.sampling": "balanced"}, id="sampling"),
 ]
 LANES: dict[str, Any] = {

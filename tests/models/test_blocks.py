@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.matrix import slow
 from tests.models.tiny_models import TINY
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import LaunchError
@@ -32,10 +33,12 @@ pytestmark = [
         ("vit", {"depth": 12}, 12, 1 + 1),
         # The first block drops nothing; all other rates share a graph.
         ("vit", {"depth": 12, "drop_path": 0.3}, 12, 2 + 1),
-        ("axial", {"depth": 6}, 6, 1),
-        # One for each shape of unit, and one for the Transformer.
-        ("hybrid", {"stage_depths": (3, 2)}, 5 + 2, 4 + 1 + 1),
-        ("resnet v1", {"stage_depths": (3, 4)}, 7, 4),
+        *slow(
+            ("axial", {"depth": 6}, 6, 1),
+            # One for each shape of unit, and one for the Transformer.
+            ("hybrid", {"stage_depths": (3, 2)}, 5 + 2, 4 + 1 + 1),
+            ("resnet v1", {"stage_depths": (3, 4)}, 7, 4),
+        ),
     ],
 )
 def test_compile_blocks__equal_blocks_share_a_graph(

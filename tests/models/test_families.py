@@ -169,11 +169,12 @@ def test_forward__compiles_as_one_graph(
 
 
 # The ones that ONNX Runtime or the exporter once got wrong, then all others.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [
         "relative",
-        "dinov3",
+        *slow("dinov3"),
         # tests/export/ has some of them as files.
         *slow("2d", "hybrid", "axial", "axial resnet", "resnet v2", "eva", "beit", "siglip", "clip"),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.matrix import few
 from tests.trained import do
 from vitctl.jobs.plan import plan_training
 from vitctl.models.build import build
@@ -119,7 +120,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", FINETUNE)
+@pytest.mark.parametrize("name", few([*FINETUNE], *[*FINETUNE][::4]))
 def test_finetune_recipe__takes_two_steps(name: str, tmp_path: Path, weights: Path) -> None:
     do(
         name,

@@ -64,6 +64,7 @@ def shrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.mark.slow
 def test_real_runs__fill_the_cell_of_their_experiment_and_no_other(shrunk: Path) -> None:
     do("jft_b32", shrunk / "pre", **CPU)
     scores = [

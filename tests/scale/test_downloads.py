@@ -72,7 +72,7 @@ def samples_of(ranks: "list[Any]", found: "multiprocessing.Queue[list[int]]") ->
 
 @pytest.mark.parametrize(
     ("cache_bytes", "large"),
-    [(2**30, 2**20), *slow((2**30, 1)), (0, 1)],
+    [(2**30, 2**20), *slow((2**30, 1), (0, 1))],
     ids=["cache", "first by range", "ranges"],
 )
 def test_node__fetches_every_byte_once_over_few_connections(

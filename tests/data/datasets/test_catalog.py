@@ -69,6 +69,7 @@ def test_make_set__goes_on_where_it_was_killed_between_two_splits(tmp_path: Path
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "digits" / "train").iterdir()} == before
 
 
+@pytest.mark.slow
 def test_write_ahead__killed_while_it_draws_it_starts_again_and_writes_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

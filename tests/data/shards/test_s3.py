@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.data.server import Faults, serving
+from tests.matrix import slow
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
@@ -42,7 +43,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**30])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, *slow(2)])
 def test_s3__gives_the_images_of_the_local_split(
     bucket: str, make_split: Callable[..., Index], cache_bytes: int, num_workers: int
 ) -> None:

@@ -154,6 +154,7 @@ def test_overrides__a_key_that_is_given_twice_is_refused(option: str, given: Any
     overrides_of(flags, same)
 
 
+@pytest.mark.slow
 def test_finetune__the_run_folder_holds_what_was_fitted(job: Job, tmp_path: Path, tiny_data: Path) -> None:
     """70 images: batches of 8, and 200 updates."""
     from tests.trained import do

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.server import listening
+from tests.matrix import slow
 
 CONTENT, COMMIT = bytes(range(256)) * 4000, "c" * 40
 FETCH = """
@@ -126,7 +127,7 @@ def test_hub__another_digest_and_a_closed_repository_are_one_line(hub: Hub, tmp_
     assert [*tmp_path.rglob("blobs/0*")] == []
 
 
-@pytest.mark.parametrize(("way", "away"), [("503", 2), ("drop", 6), ("cut", 2)])
+@pytest.mark.parametrize(("way", "away"), [("503", 2), *slow(("drop", 6), ("cut", 2))])
 def test_hub__an_outage_is_waited_out_by_the_rule_of_all_requests(
     hub: Hub, tmp_path: Path, way: str, away: int
 ) -> None:

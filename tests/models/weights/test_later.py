@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.matrix import slow
 from vitctl.errors import CheckpointError
 from vitctl.models.build import build, transferred
 from vitctl.models.variants import ViTConfig
@@ -114,7 +115,7 @@ for read in (containers.read_later, containers.read_tensors):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
-@pytest.mark.parametrize("name", ["w.safetensors", "w.npz"])
+@pytest.mark.parametrize("name", ["w.safetensors", *slow("w.npz")])
 def test_read_later__holds_one_tensor_at_a_time(tmp_path: Path, name: str) -> None:
     tensors = {str(number): torch.full((2**20,), float(number)) for number in range(32)}  # 4 MiB each
     path = tmp_path / name
