@@ -367,7 +367,7 @@ def _rgb(image: Image.Image) -> np.ndarray:
 
 def _check_samples(image: Image.Image, tags: Mapping[int, Any]) -> None:
     """Refuse pixels of no known range, and those that Pillow decodes wrongly."""
-    signed = any(form != _UNSIGNED for form in tags.get(_SAMPLE_FORMAT, ()))
+    signed = not {*tags.get(_SAMPLE_FORMAT, ())} <= {_UNSIGNED}
     # A PGM file of more than 8 bits is scaled to 16 by Pillow.
     if image.mode == "F" or signed or (image.mode == "I" and image.format != "PPM"):
         raise BadSample(
