@@ -90,7 +90,7 @@ class Section(BaseModel):
     @classmethod
     def _none_in_toml(cls, given: Any) -> Any:
         """With `UNSET`, --set undoes a value of a recipe."""
-        if not isinstance(given, dict):
+        if not isinstance(given, dict) or UNSET not in given.values():
             return given
         may_be = {name for name, field in cls.model_fields.items() if field.default is None}
         return {key: None if value == UNSET and key in may_be else value for key, value in given.items()}

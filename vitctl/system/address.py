@@ -96,7 +96,7 @@ def check_local(said: str, path: object, error: type[Exception] = RecipeError) -
 def value_without_queries(value: Any, *, over: bool = True) -> Any:
     """Return a value of a recipe, nested or not, with every text in it as `without_queries` returns it."""
     match value:
-        case str():
+        case str() if ":" in value:
             return without_queries(value, over=over)[0]
         case dict():
             return {key: value_without_queries(inner, over=over) for key, inner in value.items()}

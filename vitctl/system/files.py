@@ -16,7 +16,6 @@ import time
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -338,8 +337,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("too deep") from None
     level: list[Any] = [values]
     for _ in range(limits.DEPTH):
-        below = chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for one in below if isinstance(one, dict | list)]
+        inner = [list(one.values()) if isinstance(one, dict) else one for one in level]
+        level = [one for several in inner for one in several if isinstance(one, dict | list)]
         if not level:
             return values
     raise ValueError(f"more than {limits.DEPTH} tables and lists inside each other")
