@@ -700,8 +700,8 @@ def check_space(root: Path, model: nn.Module, average: Average | None, *, slots:
     Raises:
         CheckpointError: there is not enough space.
     """
-    weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    of_optimizer = slots * sum(p.numel() * p.element_size() for p in trainable(model).values())
+    weights = sum([tensor.nbytes for tensor in model.state_dict().values()])
+    of_optimizer = slots * sum([parameter.nbytes for parameter in trainable(model).values()])
     one = weights * (1 if average is None else 2) + of_optimizer
     there = sum(
         path.stat().st_size for path in root.rglob("*") if path.is_file() and not is_set_aside(path.parent)
