@@ -28,7 +28,20 @@ Text = tuple[str, str]  # module, text
 PATH, RUN, TWO = "data/mine", "runs/a", "train-{0000..0001}.tar"
 FILLED = {
     **dict.fromkeys(
-        ("root", "path", "typed", "parent", "folder", "place", "places", "out", "PLACE", "ROOT", "FOLDER"),
+        (
+            "root",
+            "path",
+            "typed",
+            "parent",
+            "folder",
+            "place",
+            "places",
+            "out",
+            "shards",
+            "PLACE",
+            "ROOT",
+            "FOLDER",
+        ),
         PATH,
     ),
     **dict.fromkeys(

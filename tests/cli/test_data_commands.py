@@ -206,7 +206,7 @@ def place_of(
     for path in folder.rglob("*"):
         if path.is_file():
             files.pipe_file(f"/bucket/set/{path.relative_to(folder)}", path.read_bytes())
-    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url: (files, url.removeprefix("s3:/")))
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url, **_: (files, url.removeprefix("s3:/")))
     yield "s3://bucket/set", lambda name, data: files.pipe_file(f"/bucket/set/{name}", data)
 
 

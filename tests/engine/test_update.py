@@ -129,6 +129,17 @@ def test_update__a_skipped_one_leaves_no_trace(trainer: Make) -> None:
     assert all(torch.equal(a, b) for a, b in zip(weights(t), weights(straight), strict=True))
 
 
+def test_update__after_an_outage_nothing_changes_any_more(trainer: Make) -> None:
+    """A GPU is told of the next update before the host has read that this one was lost."""
+    t, straight = trainer(LOSS, name="adam"), trainer(LOSS, name="adam")
+    for one in (t, straight):
+        one.update(0, [batch(8)])
+    away = replace(batch(8, seed=1), weights=torch.zeros(8), outage="away")
+    results = [t.update(1, [away]).result(), t.update(2, [batch(8, seed=2)]).result()]
+    assert [result.lost for result in results] == [True, True]
+    assert all(torch.equal(a, b) for a, b in zip(weights(t), weights(straight), strict=True))
+
+
 def test_warm_up__changes_nothing(trainer: Make) -> None:
     t, straight = trainer(LOSS, name="adam"), trainer(LOSS, name="adam")
     t.warm_up([batch(5), batch(3)])

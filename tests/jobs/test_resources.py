@@ -159,11 +159,6 @@ def test_cpu__no_hours_of_a_gpu_that_nobody_asked_for() -> None:
     assert asked.device == "A100" and asked.ways and isinstance(asked.expected, Estimate)
 
 
-def test_zero1__divides_the_moments_and_gathers_the_weights() -> None:
-    whole, cut = plan("ddp"), plan("ddp", **{"machine.sharding": "zero1"})
-    assert cut.memory == whole.memory | {"moments": -(-8 * P // 512)}
-
-
 @pytest.mark.parametrize("how", HOW)
 def test_float64__takes_twice_the_bytes(how: str) -> None:
     narrow, wide = plan(how), plan(how, **{"machine.precision": "float64"})

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
@@ -182,7 +182,7 @@ def timed(trainer: Trainer, clock: Clock) -> Trainer:
         trainer,
         recipe=recipe.model_copy(update=sections),
         state=state,
-        train_step=Timed(**{**vars(step), **changed}),
+        train_step=Timed(**{one.name: getattr(step, one.name) for one in fields(step) if one.init} | changed),
         probe=None,
         total_steps=2**40,
         pending=deque(),

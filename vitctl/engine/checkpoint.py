@@ -41,8 +41,10 @@ from vitctl.engine.journal import (
     OPTIMIZER,
     RECORDS,
     STATE,
+    STEPS_HEAD,
     Journal,
     begins,
+    end_of,
     json_digest,
     logged_checkpoints,
     name_of,
@@ -496,8 +498,10 @@ class Saver:
         began = time.perf_counter()
         copy = partial(self._copy, list(parts))
         self._stall, self._waiting_since = time.perf_counter() - began, None
+        records = {name: self.root.parent / name for name in RECORDS}
+        sizes = {name: path.stat().st_size if path.is_file() else 0 for name, path in records.items()}
         self._thread = threading.Thread(
-            target=self._save, args=(step, copy, dict(state), dict(scores)), daemon=True
+            target=self._save, args=(step, copy, dict(state), sizes, dict(scores)), daemon=True
         )
         self._stop_waiting.clear()
         self._copied.clear()
@@ -533,7 +537,12 @@ class Saver:
             )
 
     def _save(
-        self, step: int, copy: Callable[[], Copy], state: dict[str, Any], scores: dict[int, float]
+        self,
+        step: int,
+        copy: Callable[[], Copy],
+        state: dict[str, Any],
+        sizes: Mapping[str, int],
+        scores: dict[int, float],
     ) -> None:
         snapshot, devices, problem = dict[str, Any](), list[Any](), ""
         try:
@@ -546,7 +555,7 @@ class Saver:
             self._copied.set()
         for copied in devices:
             copied.synchronize()
-        write = partial(self._write_behind_records, step, tensors=snapshot, state=state, problem=problem)
+        write = partial(self._write_behind_records, step, state, sizes, tensors=snapshot, problem=problem)
         if self.peers.part == 0:
             self._write(step, write, snapshot, scores)
             return
@@ -593,14 +602,17 @@ class Saver:
             digest = {"digest": read_state(path)["sha256"]}
         self.journal.write("checkpoint", step=step, path=str(path), **digest, **times)
 
-    def _write_behind_records(self, step: int, **given: Any) -> Path:
-        """Write a checkpoint once the records that it names are on disk: after a power failure it would not
-        fit shorter ones.
+    def _write_behind_records(
+        self, step: int, state: dict[str, Any], sizes: Mapping[str, int], **given: Any
+    ) -> Path:
+        """Write a checkpoint once the records that it names, of these sizes, are on disk: after a power
+        failure it would not fit shorter ones.
         """
-        for name in RECORDS:
+        for key, name in zip((LOG_HEAD, STEPS_HEAD), RECORDS, strict=True):
             if (self.root.parent / name).is_file():
                 flush(self.root.parent / name)
-        given |= {"peers": self.peers, "rows": self._rows}
+            state[key] = end_of(self.root.parent / name, sizes[name])
+        given |= {"state": state, "peers": self.peers, "rows": self._rows}
         return save_checkpoint(self.root, step, config=self.config, meta=self.meta, **given)
 
     def _try_write(
@@ -688,8 +700,8 @@ def check_space(root: Path, model: nn.Module, average: Average | None, *, slots:
     Raises:
         CheckpointError: there is not enough space.
     """
-    weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    of_optimizer = slots * sum(p.numel() * p.element_size() for p in trainable(model).values())
+    weights = sum([tensor.nbytes for tensor in model.state_dict().values()])
+    of_optimizer = slots * sum([parameter.nbytes for parameter in trainable(model).values()])
     one = weights * (1 if average is None else 2) + of_optimizer
     there = sum(
         path.stat().st_size for path in root.rglob("*") if path.is_file() and not is_set_aside(path.parent)

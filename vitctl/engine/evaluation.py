@@ -177,7 +177,7 @@ def _sent(runtime: Runtime, batches: Iterable[Batch], stop: StopFlag) -> Iterato
             try:
                 batch = next(coming, None)
             except GaveUpError as error:
-                stop.outage = str(error)
+                stop.miss_images(str(error))
             if batch is None and not stop.outage:
                 return
             stop_together(runtime, stop)

@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -224,7 +224,8 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
     """Return a value as standard JSON: NaN and infinities become the strings "NaN", "Infinity" and
     "-Infinity".
     """
-    return escaped_json(json.dumps(_encoded(value), indent=indent, ensure_ascii=False, allow_nan=False))
+    encoded = json.loads(json.dumps(value, ensure_ascii=False), parse_constant=str)
+    return escaped_json(json.dumps(encoded, indent=indent, ensure_ascii=False))
 
 
 def parse_json_text(text: str) -> Any:
@@ -240,19 +241,9 @@ def with_infinities(value: Any) -> Any:
     """Replace the strings "NaN", "Infinity" and "-Infinity" in a JSON value by numbers."""
     if isinstance(value, str):
         return _NO_NUMBERS.get(value, value)
-    return _inside(value, with_infinities)
-
-
-def _encoded(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return next(name for name, number in _NO_NUMBERS.items() if repr(number) == repr(float(value)))
-    return _inside(value, _encoded)
-
-
-def _inside(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, Mapping):
-        return {key: change(item) for key, item in value.items()}
-    return [change(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, dict):
+        return {key: with_infinities(item) for key, item in value.items()}
+    return [with_infinities(item) for item in value] if isinstance(value, list) else value
 
 
 def write_run_json(path: Path, value: Any) -> None:

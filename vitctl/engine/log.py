@@ -15,14 +15,11 @@ from vitctl.engine.checkpoint import SavedCheckpoint
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import (
     LOG,
-    LOG_HEAD,
     RECIPE,
     STEP_RECORDS,
-    STEPS_HEAD,
     Journal,
     Record,
     cut_after,
-    end_of,
     read_records,
     records_agreed,
     run_of,
@@ -284,14 +281,14 @@ class RunLog:
         """Log a warning."""
         self.journal.write("warning", step=step, text=text)
 
-    def report_problems(self, num_bad: int, num_skipped: int) -> None:
-        """Warn about skipped updates and unusable images of a finished run."""
+    def report_problems(self, steps: int, num_bad: int, num_skipped: int) -> None:
+        """Warn about skipped updates and unusable images of a run that ended after so many steps."""
         if num_skipped:
-            text = f"{num_skipped} of {self._total_steps} updates were not finite and were skipped"
-            self.warn(f"{text}; {self.folder / SKIPPED} lists them", self._total_steps)
+            text = f"{num_skipped} of {steps} updates were not finite and were skipped"
+            self.warn(f"{text}; {self.folder / SKIPPED} lists them", steps)
         if num_bad:
             text = f"images that could not be used: {self.bad_reasons()}"
-            self.warn(f"{text}; {self.bad_samples()} lists them", self._total_steps)
+            self.warn(f"{text}; {self.bad_samples()} lists them", steps)
 
     # [known]
 
@@ -314,11 +311,6 @@ class RunLog:
         return found
 
     # Resuming
-
-    @property
-    def ends(self) -> dict[str, Any]:
-        """What a checkpoint says of the records beside it."""
-        return {STEPS_HEAD: end_of(self.folder / STEP_RECORDS), LOG_HEAD: end_of(self.folder / LOG)}
 
     def problem_of(self, saved: SavedCheckpoint) -> str:
         """Return why the records are not those that a checkpoint, which is loaded, was saved with."""

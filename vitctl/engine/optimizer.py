@@ -229,7 +229,7 @@ def _norms(gradients: list[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
     """As `torch.nn.utils.get_total_norm` computes them, with the same bits, unless they are computed in
     another type.
     """
-    if any(is_part(gradient) for gradient in gradients):
+    if any(map(is_part, gradients)):
         return [torch.linalg.vector_norm(gradient) for gradient in gradients]
     return list(torch._foreach_norm(gradients, 2, dtype=dtype))
 

@@ -199,9 +199,10 @@ def place_of(tensors: Iterable[Tensor]) -> tuple[int, int, int] | None:
     """Return the replica of a sharded model that this process holds a part of, the part from 0, and how many
     parts there are; None where none of these tensors is sharded.
     """
-    mesh = next((one.device_mesh for one in tensors if is_part(one)), None)
-    if mesh is None:
+    sharded = next(filter(is_part, tensors), None)
+    if sharded is None:
         return None
+    mesh = sharded.device_mesh
     *replica, part = cast("list[int]", mesh.get_coordinate())
     return sum(replica), part, mesh.size(-1)
 

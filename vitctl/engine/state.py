@@ -222,7 +222,7 @@ class RunState:
         state: dict[str, Any] = {}
         if self._runtime.is_main:
             state = {"samples": self.step * self._batch_size, **asdict(self.counts), **self._identity.state}
-            state |= {**self._log.ends, COMPUTED_ON: dict(self._computed_on)}
+            state |= {COMPUTED_ON: dict(self._computed_on)}
         if self._writes:
             self._saver.start(self.step, everything, state, self._deciding)
         self._saved_step = self.step
@@ -254,7 +254,8 @@ class RunState:
             return
         what = f"ended by an error ({type(error).__name__}) after step {self.step}"
         lost = self._runtime.num_processes > 1 and is_lost_peer(str(error))
-        reason = self._inconsistent() or ("another process was lost" if lost else "") or self._save_now()
+        with self._lock:
+            reason = self._inconsistent() or ("another process was lost" if lost else "") or self._save_now()
         saved = f"not saved: {reason}; the" if reason else "which is saved: the"
         self._log.warn(f"{what}, {saved} run can resume from its newest checkpoint", self.step)
 

@@ -65,7 +65,7 @@ class Trainer:
     probe: Callable[[Model], dict[int, list[float]]] | None
     total_steps: int
     steps_behind: int
-    # Not read from the device yet: step, update, moments around the wait for its images.
+    # Not read from the device yet: step, update, moments around the wait for its images, these.
     pending: deque[tuple[int, Update, tuple[Any, Any], list[Batch]]] = field(default_factory=deque)
 
     def fit(self) -> Score | None:
@@ -96,7 +96,7 @@ class Trainer:
             # 4. A signal after the last step still stops the run: it resumes at its result.
             stop_together(self.runtime, self.stop)
             state.counts.check_share(self.total_steps, log.folder / SKIPPED)
-            log.report_problems(state.counts.num_bad, state.counts.num_skipped)
+            log.report_problems(self.total_steps, state.counts.num_bad, state.counts.num_skipped)
         return state.scores.get(self.total_steps)
 
     def run_steps(self, batches: Iterator[Batch]) -> None:
@@ -117,17 +117,18 @@ class Trainer:
                 began = moment(self.runtime.device)
                 micro_batches = take(batches, len(self.own), self.stop.miss_images)
                 waited = began, moment(self.runtime.device)
-                # Tell the device to compute the step. The update carries this process's stop flag: all
-                # processes learn of a signal, or that one has no images, at the same step, without another
-                # exchange.
+                # Tell the device to compute the step; the state then counts it. The update carries this
+                # process's stop flag: all processes learn of a signal, or that one has no images, at the same
+                # step, without another exchange.
                 update = self.train_step.update(state.step, micro_batches, self.stop.raised)
                 self.pending.append((state.step, update, waited, micro_batches))
                 # On a GPU read and log the numbers of the step before, so that it never waits for the next
-                # batch; all of them before anything is logged, scored or saved. Only here the host waits for
-                # the device, and a signal stops the run.
+                # batch; those of all steps before one is logged, scored or saved. Only here the host waits
+                # for the device, and the loop ends early.
                 if self.log_pending(keep=0 if self._is_read_at_once() else self.steps_behind):
                     raise Stopped
-                # Score first: it decides which checkpoints are the best. Then save.
+                # Score first: it decides which checkpoints are the best. Then save; the last step is saved
+                # before its score too.
                 self.measure_if_due()
                 if state.step == self.total_steps or is_due(state.step, every):
                     state.save(last=state.step == self.total_steps)
@@ -170,7 +171,7 @@ class Trainer:
             step, update, waited, batches = self.pending.popleft()
             result = update.result()
             stopped = stopped or result.stop
-            if result.lost:  # it changed nothing, on any process: the state is that of the step before
+            if result.lost:  # it and those after it changed nothing, on any process
                 self.pending.clear()
                 self.state.go_to(step - 1)
                 break

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ class Sums(NamedTuple):
 
 
 # Leaves the gradient of a global batch in the parameters, without waiting for the device: (backward, finished
-# steps, this process's share, whether it received a signal) -> sums.
+# steps, this process's share, whether it should stop) -> sums.
 Gradients = Callable[[Backward, int, list[Batch], bool], Sums]
 
 
@@ -48,13 +48,14 @@ class TrainStep:
     """One update of the weights w from a global batch of B images, of which R could be read.
 
         L    = sum of the losses of this process's images / B       forward, loss
-        g    = dL/dw, added up over all processes                   backward; all-reduce or lanes
+        g    = sum of dL/dw over all processes                      backward; all-reduce or lanes
         g   <- g * B / R                                            the gradient of the mean
         g   <- g * min(1, clip_norm / |g|)                          clip
         w   <- optimizer(w, g, lr(step))                            optimizer
         ema <- decay * ema + (1 - decay) * w                        average
 
-    Where L or |g| is not finite, all processes leave w and ema as they are.
+    Where the sum of L or |g| is not finite, or a process has no images because of an outage, all processes
+    leave w and ema as they are, as in every update after an outage. Where no image could be read, g = 0.
 
     Args:
         runtime: this process among its peers.
@@ -82,6 +83,7 @@ class TrainStep:
     batch_size: int
     clip_norm: float
     norm_dtype: torch.dtype | None = None
+    lost: Tensor | None = field(default=None, init=False)  # batches of an outage so far, on the device
     changing: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def update(self, step: int, micro_batches: list[Batch], stopped: bool = False) -> "Update":
@@ -94,9 +96,12 @@ class TrainStep:
         train_mode(self.model)
         forward: Moments = []
         sums = self.gradients(partial(self._backward, forward), step, micro_batches, stopped)
-        mean = torch.where(sums.num_images > 0, self.batch_size / sums.num_images, 1.0)
+        # A GPU may be told of more updates before the host knows that one was lost: they are lost too.
+        self.lost = sums.num_lost if self.lost is None else self.lost + sums.num_lost
+        sums = sums._replace(num_lost=self.lost)
+        to_mean = torch.where(sums.num_images > 0, self.batch_size / sums.num_images, 1.0)
         parameters = list(self.network.parameters())
-        norm, each = clip_gradients(parameters, self.clip_norm, scale=mean, dtype=self.norm_dtype)
+        norm, each = clip_gradients(parameters, self.clip_norm, scale=to_mean, dtype=self.norm_dtype)
         is_finite = sums.loss.isfinite() & norm.isfinite() & (sums.num_lost == 0)
         lr = self.lr(step)
         with self.changing():
@@ -148,6 +153,7 @@ class AllReduced:
         with self.runtime.transfer.ahead(micro_batches) as coming:
             for number, batch in enumerate(coming, start=1):
                 with synced(self.model, self.runtime.accelerator, now=number == len(micro_batches)):
+                    # DDP and FSDP divide the sum by the processes.
                     losses.append(backward(batch, step, self.runtime.num_processes))
         counts = sent(batch_counts(micro_batches, stopped).sum(dim=0), self.runtime.device)
         return Sums(*self.runtime.add(torch.cat([in_order(losses)[None], counts])))

@@ -1,7 +1,7 @@
 """Read a recipe: TOML, `extends`, overrides, the origin of every value, and every problem at once."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ _IN_PYTHON = "overrides"  # origin of a value that a caller of `load_recipe` giv
 # line.
 _NAME = re.compile(r"[\w.\-\s\"']+")
 _NOT_OF_A_NAME = re.compile(r"[\s\"']")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 RESOLVED = re.compile(r"# (.+), resolved;")  # the first line of a run's recipe.toml
 
 
@@ -37,8 +38,12 @@ class Loaded:
 
     def origin(self, key: str) -> str:
         """Return where `key` was set; 'default' if no file and no flag did."""
-        inside = (where for name, where in self.origins.items() if name.startswith(f"{key}."))  # of a table
-        return self.origins.get(key) or next(inside, "default")
+        if key in self.origins:
+            return self.origins[key]
+        for name, where in self.origins.items():
+            if name.startswith(f"{key}."):  # of a table
+                return where
+        return "default"
 
 
 class Override(NamedTuple):
@@ -57,7 +62,7 @@ def recipe_folder() -> Path:
 
 def recipe_names() -> list[str]:
     """Return the names of the shipped recipes, sorted."""
-    return sorted(path.stem for path in recipe_folder().glob("*.toml"))
+    return sorted([path.stem for path in recipe_folder().glob("*.toml")])
 
 
 def find_recipe(name: str) -> Path:
@@ -90,7 +95,7 @@ def parse_override(text: str) -> Override:
     Raises:
         RecipeError: there is no `=`, or the text is too long.
     """
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+    if _SURROGATE.search(text):
         raise RecipeError(f"--set {one_line(text)}: is not UTF-8 text")
     key, found, value = text.partition("=")
     if not found or not key.strip():
@@ -180,8 +185,8 @@ def _override(values: dict[str, Any], origins: dict[str, str], overrides: Iterab
         _put(values, override)
         for key in [k for k in origins if k == override.key or k.startswith(override.key + ".")]:
             del origins[key]
-        inside = leaves({override.key: override.value})
-        origins |= dict.fromkeys((".".join(path) for path, _ in inside), override.flag)
+        for path, _ in leaves({override.key: override.value}):
+            origins[".".join(path)] = override.flag
 
 
 def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -191,8 +196,9 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str
         chain = " -> ".join(p.name for p in (*children, path))
         raise RecipeError(f"{path.name}: recipes extend each other in a circle: {chain}")
     own, lines = _read(path)
-    keys = (".".join(names) for names, _ in leaves(own))
-    origins = {key: f"{path.name}:{_line(lines, key)}" for key in keys}
+    name = one_line(path.name)
+    keys = [".".join(names) for names, _ in leaves(own)]
+    origins = {key: f"{name}:{_line(lines, key)}" for key in keys}
     parent = own.pop("extends", None)
     origins.pop("extends", None)
     if parent is None:
@@ -254,13 +260,12 @@ def _line(lines: Mapping[str, int], key: str) -> int:
     return lines.get(key, 1)
 
 
-def leaves(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the values in nested tables, each with the keys on the way to it."""
+def leaves(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    """Return the values in nested tables, each with the keys on the way to it."""
+    found: list[tuple[tuple[str, ...], Any]] = []
     for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, (*path, key))
-        else:
-            yield (*path, key), value
+        found += leaves(value, (*path, key)) if isinstance(value, Mapping) else [((*path, key), value)]
+    return found
 
 
 def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

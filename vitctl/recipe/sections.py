@@ -86,12 +86,14 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    @field_validator("*", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _none_in_toml(cls, value: Any, info: ValidationInfo) -> Any:
+    def _none_in_toml(cls, given: Any) -> Any:
         """With `UNSET`, --set undoes a value of a recipe."""
-        is_unset = value == UNSET and cls.model_fields[str(info.field_name)].default is None
-        return None if is_unset else value
+        if not isinstance(given, dict) or UNSET not in given.values():
+            return given
+        may_be = {name for name, field in cls.model_fields.items() if field.default is None}
+        return {key: None if value == UNSET and key in may_be else value for key, value in given.items()}
 
     @field_validator("*")
     @classmethod
@@ -105,8 +107,9 @@ class Section(BaseModel):
         numbers = (
             value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
         )
-        if any(isinstance(number, int | float) and abs(number) > most for number in numbers):
-            raise ValueError(f"should be at most {most:,}")
+        for number in numbers:
+            if isinstance(number, int | float) and abs(number) > most:
+                raise ValueError(f"should be at most {most:,}")
         return value
 
     def _sets(self, *keys: str) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -57,17 +57,15 @@ def written_name(path: Path) -> str:
     return match[1] if match else ""
 
 
-def flat(recipe: Recipe) -> dict[str, Any]:
-    """Return all values of a recipe by dotted key."""
-    return dict(_values(recipe, ""))
-
-
-def _values(section: BaseModel, prefix: str) -> Iterator[tuple[str, Any]]:
+def flat(section: BaseModel, prefix: str = "") -> dict[str, Any]:
+    """Return all values of a recipe, or of a section whose keys get a prefix, by dotted key."""
+    values: dict[str, Any] = {}
     for name, value in section:
         if isinstance(value, BaseModel):
-            yield from _values(value, f"{prefix}{name}.")
+            values |= flat(value, f"{prefix}{name}.")
         else:
-            yield prefix + name, value
+            values[prefix + name] = value
+    return values
 
 
 def differences(first: Recipe, second: Recipe) -> list[tuple[str, Any, Any]]:
@@ -89,13 +87,12 @@ def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, BaseModel):
-        return "{" + ", ".join(f"{name} = {toml_value(inner)}" for name, inner in value) + "}"
+        return "{" + ", ".join([f"{name} = {toml_value(inner)}" for name, inner in value]) + "}"
     if isinstance(value, dict):
-        return (
-            "{" + ", ".join(f"{toml_value(key)} = {toml_value(inner)}" for key, inner in value.items()) + "}"
-        )
+        pairs = [f"{toml_value(key)} = {toml_value(inner)}" for key, inner in value.items()]
+        return "{" + ", ".join(pairs) + "}"
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, str):
         return escaped_json(json.dumps(value, ensure_ascii=False))
     return repr(value)
@@ -115,9 +112,7 @@ def _table(
             continue
         text = f"{name} = {toml_value(value)}" if value is not None else f"# {name} is unset"
         lines.append(
-            f"{text:<40}  # {one_line(loaded.origin(prefix + name))}"
-            if origins and value is not None
-            else text
+            f"{text:<40}  # {loaded.origin(prefix + name)}" if origins and value is not None else text
         )
     for name in inner:
         if defaults or _is_set(loaded, prefix + name):

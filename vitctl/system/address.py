@@ -66,7 +66,7 @@ def without_queries(*texts: str, error: type[VitctlError] = RecipeError, over: b
             )
         return text
 
-    texts = tuple(_pattern(text).sub(text_of, text) if ":" in text else text for text in texts)
+    reduced = [_pattern(text).sub(text_of, text) if ":" in text else text for text in texts]
     if new := {text: query for text, query in found.items() if over or with_query(text) == text}:
         held = sorted({**_held(), **_by_scope(new.items())}.items())
         value = "\n".join(f"{scope}?{query}" for scope, query in held)
@@ -76,7 +76,7 @@ def without_queries(*texts: str, error: type[VitctlError] = RecipeError, over: b
                 f"folder, not each file"
             )
         os.environ[VARIABLE] = value
-    return list(texts)
+    return reduced
 
 
 def check_local(said: str, path: object, error: type[Exception] = RecipeError) -> str:
@@ -96,7 +96,7 @@ def check_local(said: str, path: object, error: type[Exception] = RecipeError) -
 def value_without_queries(value: Any, *, over: bool = True) -> Any:
     """Return a value of a recipe, nested or not, with every text in it as `without_queries` returns it."""
     match value:
-        case str():
+        case str() if ":" in value:
             return without_queries(value, over=over)[0]
         case dict():
             return {key: value_without_queries(inner, over=over) for key, inner in value.items()}

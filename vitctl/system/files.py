@@ -328,22 +328,20 @@ def parse_toml(text: str) -> dict[str, Any]:
         ValueError: it is not TOML, has a line that is too long, is nested too deep, or holds numbers of
             thousands of digits.
     """
-    if long := next(
-        (n for n, line in enumerate(text.split("\n"), 1) if len(line) > limits.RECIPE_LINE), None
-    ):
-        raise ValueError(f"line {long} is longer than {limits.RECIPE_LINE:,} characters")
+    for number, line in enumerate(text.split("\n"), 1):
+        if len(line) > limits.RECIPE_LINE:
+            raise ValueError(f"line {number} is longer than {limits.RECIPE_LINE:,} characters")
     try:
         values = tomllib.loads(text)
     except RecursionError:
         raise ValueError("too deep") from None
-    nested: list[Any] = [values]
+    level: list[Any] = [values]
     for _ in range(limits.DEPTH):
-        nested = [
-            value for parent in nested if isinstance(parent, dict | list) for value in _children(parent)
-        ]
-    if any(isinstance(value, dict | list) for value in nested):
-        raise ValueError(f"more than {limits.DEPTH} tables and lists inside each other")
-    return values
+        inner = [list(one.values()) if isinstance(one, dict) else one for one in level]
+        level = [one for several in inner for one in several if isinstance(one, dict | list)]
+        if not level:
+            return values
+    raise ValueError(f"more than {limits.DEPTH} tables and lists inside each other")
 
 
 def read_toml(path: Path, *, error: type[VitctlError]) -> tuple[dict[str, Any], str]:
@@ -490,10 +488,6 @@ def _int(text: str) -> int:
         if len(text) < _MOST_DIGITS
         else int(_not_a_number(f"{text[:9]}... of {len(text):,} digits"))
     )
-
-
-def _children(parent: dict[str, Any] | list[Any]) -> list[Any]:
-    return list(parent.values()) if isinstance(parent, dict) else parent
 
 
 def _in_words(kind: int) -> str:

@@ -40,7 +40,7 @@ def handled_signals() -> tuple[signal.Signals, ...]:
 
     Signals that were ignored at start, as nohup does with SIGHUP, stay ignored.
     """
-    return tuple(one for one in SIGNALS if one in _ALWAYS or signal.getsignal(one) != signal.SIG_IGN)
+    return tuple([one for one in SIGNALS if one in _ALWAYS or signal.getsignal(one) != signal.SIG_IGN])
 
 
 @contextmanager

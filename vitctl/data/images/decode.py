@@ -171,7 +171,7 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
     if jpeg is None:
         pixels, orientation = _decode_with_pillow(data, truncated)
         return Picture(pixels, orientation if exif_orientation else 1)
-    _check_cost(jpeg.width, jpeg.height, _jpeg_bytes(jpeg, jpeg.height))
+    _check_cost(jpeg.width, jpeg.height, "one scan" if jpeg.can_stop_early else "several scans")
     if not jpeg.has_one_scan:
         _check_scans(data, jpeg.width * jpeg.height)
     if truncated == "refuse" and not jpeg.can_stop_early and lacks_scans(data, jpeg.num_components):
@@ -190,7 +190,7 @@ def from_pillow(image: Image.Image, *, exif_orientation: bool = True) -> Picture
         BadSample: as `decode`.
     """
     with _pillow_problems():
-        acquire(_check_cost(image.width, image.height, _pillow_bytes(image, image.mode)))
+        acquire(_check_cost(image.width, image.height, image.mode))
         pixels = _rgb(image)
         return Picture(pixels, _orientation(image) if exif_orientation else 1)
 
@@ -232,7 +232,7 @@ def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, 
         raise BadSample(*refusal(data))
     if extension == "webp":  # checked here, because Pillow opens it with memory for all pixels
         width, height = webp_size(data)
-        acquire(_check_cost(width, height, width * height * _BYTES_PER_PIXEL["WEBP"]))
+        acquire(_check_cost(width, height, "WEBP"))
     plugin = _PLUGINS[extension]
     if extension == "png":
         _check_png(data)
@@ -240,7 +240,7 @@ def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, 
         raise BadSample("unsupported format", f"{coding}; convert it to PNG")
     with _pillow_problems(plugin), Image.open(io.BytesIO(data), formats=(plugin,)) as image:
         kind = "CMYK JPEG" if (image.mode, plugin) == ("CMYK", "JPEG") else image.mode
-        acquire(_check_cost(image.width, image.height, _pillow_bytes(image, kind)))
+        acquire(_check_cost(image.width, image.height, kind))
         if plugin == "JPEG":
             _check_scans(data, image.width * image.height)
         scaled = _scaled_pnm(image, data) if plugin == "PPM" else None
@@ -286,11 +286,12 @@ def _pillow_problems(plugin: str = "image") -> Iterator[None]:
             raise BadSample(reason, " ".join(str(error).split())) from None
 
 
-def _check_cost(width: int, height: int, num_bytes: int) -> int:
-    """Check pixels and memory against their limits before decoding; returns the memory.
+def _check_cost(width: int, height: int, kind: str) -> int:
+    """Check pixels and memory of a kind of image against their limits before decoding; returns the memory.
 
     Raises BadSample above a limit, and without pixels.
     """
+    num_bytes = width * height * _BYTES_PER_PIXEL.get(kind, _OTHER_BYTES_PER_PIXEL)
     if not width * height:
         raise BadSample("not an image", f"{width}x{height} pixels")
     if width * height > limits.PIXELS:
@@ -302,10 +303,6 @@ def _check_cost(width: int, height: int, num_bytes: int) -> int:
             f"{limits.PICTURE >> 20} MiB",
         )
     return num_bytes
-
-
-def _pillow_bytes(image: Image.Image, kind: str) -> int:
-    return image.width * image.height * _BYTES_PER_PIXEL.get(kind, _OTHER_BYTES_PER_PIXEL)
 
 
 def _jpeg_bytes(jpeg: Jpeg, num_rows: int) -> int:
@@ -367,7 +364,7 @@ def _rgb(image: Image.Image) -> np.ndarray:
 
 def _check_samples(image: Image.Image, tags: Mapping[int, Any]) -> None:
     """Refuse pixels of no known range, and those that Pillow decodes wrongly."""
-    signed = any(form != _UNSIGNED for form in tags.get(_SAMPLE_FORMAT, ()))
+    signed = not {*tags.get(_SAMPLE_FORMAT, ())} <= {_UNSIGNED}
     # A PGM file of more than 8 bits is scaled to 16 by Pillow.
     if image.mode == "F" or signed or (image.mode == "I" and image.format != "PPM"):
         raise BadSample(

@@ -126,7 +126,10 @@ def image_extension(data: bytes) -> str | None:
         return "webp"
     if data[:1] == b"P" and b"1" <= data[1:2] <= b"6" and data[2:3].isspace():
         return _NETPBM[(data[1] - ord("1")) % 3]
-    return next((extension for signature, extension in _SIGNATURES if data.startswith(signature)), None)
+    for signature, extension in _SIGNATURES:
+        if data.startswith(signature):
+            return extension
+    return None
 
 
 def is_heic(data: bytes) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from vitctl.data.images.decode import BadSample, Picture, open_picture
+from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.data.loader.workers import (
     Prefetcher,
@@ -166,8 +166,8 @@ def train_batches(
     def positions() -> Iterator[list[int]]:
         for first in count(first_step * batch_size, batch_size):
             for part in parts:
-                before = [first + part.before] if neighbours else []
-                yield [*before, *(first + slot for slot in part.slots)]
+                slots = (part.before, *part.slots) if neighbours else part.slots
+                yield [first + slot for slot in slots]
 
     own = own_slots(batch_size, lanes, rank, num_processes)
     samples = _TrainSamples(source, order, transform, seed, needs_labels, checksums, own, outages)
@@ -327,7 +327,8 @@ class _TrainSamples(Dataset[Batch]):
             data = together.get(sample) or self.source.read(sample)
             if self.checksums:
                 encoded[row] = zlib.crc32(data)
-            picture = _opened(data, self.transform)
+            how = self.transform
+            picture = open_picture(data, exif_orientation=how.exif_orientation, truncated=how.truncated)
             rng = augmentation_rng(self.seed, int(epochs[row]), sample)
             drawn = self.transform.draw(picture.height, picture.width, rng)
             return partial(self.transform.apply, picture, drawn), picture.num_bytes
@@ -359,15 +360,12 @@ class _EvalSamples(Dataset[Batch]):
             data = together.get(sample) or self.source.read(sample)
             if self.digests:
                 digests[row] = hashlib.sha256(data).hexdigest()
-            picture = _opened(data, self.transform)
+            how = self.transform
+            picture = open_picture(data, exif_orientation=how.exif_orientation, truncated=how.truncated)
             return partial(self.transform, picture), picture.num_bytes
 
         batch = _batch(self.source, samples, labels, self.transform.image_size, open_sample)
         return replace(batch, digests=tuple(digests))
-
-
-def _opened(data: bytes, transform: TrainTransform | EvalTransform) -> Picture:
-    return open_picture(data, exif_orientation=transform.exif_orientation, truncated=transform.truncated)
 
 
 def _batch(
@@ -429,7 +427,7 @@ def _batches(
         batch_sampler=positions,
         num_workers=num_workers,
         collate_fn=_identity,
-        worker_init_fn=worker_init(),
+        worker_init_fn=worker_init() if num_workers else None,
         pin_memory=pinned,
         prefetch_factor=_PREFETCH if num_workers else None,
         generator=torch.Generator(),  # drawing the worker seeds must not advance the global generator

@@ -84,6 +84,8 @@ def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
     That handler would raise at any line of the training loop; without it a dead worker is detected while the
     loop waits for its batch.
     """
+    if not loader.num_workers:
+        return iter(loader), Workers((), 0)
     ensure_descriptors(loader.num_workers)
     # The folder of the workers' sockets: that of a killed run is found by its name, and removed.
     settings = vars(multiprocessing.current_process())["_config"]

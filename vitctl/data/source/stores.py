@@ -173,8 +173,8 @@ class ShardSource:
         return self._checked(sample, start, int(row["size"])), start, start + int(row["size"])
 
     def _row(self, sample: int) -> np.ndarray:
-        if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample} of {len(self)}")
+        if not 0 <= sample < self.index.num_samples:
+            raise IndexError(f"sample {sample} of {self.index.num_samples}")
         row: np.ndarray = self.index.rows[sample]
         return row
 
