@@ -22,7 +22,7 @@ from vitctl.export.graph import Raw
 from vitctl.export.resizing import stored_transform
 from vitctl.jobs.evaluate import check_found_classes
 from vitctl.jobs.inputs.classifier import Ranking, probabilities
-from vitctl.jobs.inputs.data import open_images, open_scored
+from vitctl.jobs.inputs.data import open_recipe_split, open_scored
 from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.jobs.training import not_whole
 from vitctl.models.weights.meta import activation_of, distinct, no_head
@@ -172,7 +172,7 @@ class GivenImages:
         """
         split = self.calibration_split
         try:
-            source = open_images(self._recipe.data, split, self._run_dir)
+            source = open_recipe_split(self._recipe.data, split, self._run_dir / "data")
         except DataError as error:
             raise DataError(
                 f"{error}; data.calibration_split = '{split}' should name images that are not scored, e.g. "

@@ -25,7 +25,7 @@ from vitctl.engine.journal import json_text
 from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.jobs.inputs.checks import is_photographs, planned_splits
-from vitctl.jobs.inputs.data import open_images
+from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.jobs.inputs.given_images import ChosenImages, choose_images, find_images
 from vitctl.jobs.inputs.weights import (
     FoundWeights,
@@ -471,7 +471,7 @@ def _chosen_images(
     if is_photographs(data.path):
         source = select(data.eval_split, planned_splits(data.path), data.path)
     else:
-        source = open_images(data, data.eval_split, folder)
+        source = open_recipe_split(data, data.eval_split, folder / "data")
     return choose_images([source], num_images, seed, f"{name} {data.eval_split}")
 
 

@@ -38,7 +38,7 @@ from vitctl.engine.trace import (
     record_problem,
 )
 from vitctl.errors import VitctlError
-from vitctl.jobs.inputs.data import chosen_tasks, open_images, open_tasks, open_training_images
+from vitctl.jobs.inputs.data import chosen_tasks, open_recipe_split, open_tasks, open_training_images
 from vitctl.jobs.record.result import (
     DELETE_IT,
     TRAINING,
@@ -337,7 +337,7 @@ def _sources(recipe: Recipe, place: Path) -> dict[str, Source]:
         pairs = {f"{name} train": task.train for name, task in tasks.items()}
         return pairs | {f"{name} test": task.test for name, task in tasks.items()}
     if isinstance(recipe, Evaluate):
-        return {"score": open_images(recipe.data, recipe.data.eval_split, place)}
+        return {"score": open_recipe_split(recipe.data, recipe.data.eval_split, place / "data")}
     return {}
 
 

@@ -324,19 +324,12 @@ def corrected(recipe: Pretrain | Finetune, source: Source) -> Correction | None:
     return None if is_off else correction(weights, sampling, source)
 
 
-def open_images(place: Place, split: str, run_dir: Path) -> Source:
-    """Open a split of a recipe's [data]; data sets that come with vitctl are generated in RUN/data where
-    they are missing.
-    """
-    return open_recipe_split(place, split, run_dir / "data")
-
-
 def open_whole(place: Place, split: str, run_dir: Path) -> Source:
     """Open a split behind a score. Remote shards are read whole through the cache, which verifies them,
     also with data.cache_gib = 0.
     """
     limit = place.cache_gib or Place.model_fields["cache_gib"].default
-    return open_images(place.model_copy(update={"cache_gib": limit}), split, run_dir)
+    return open_recipe_split(place.model_copy(update={"cache_gib": limit}), split, run_dir / "data")
 
 
 def open_scored(place: Place, split: str, run_dir: Path) -> Source:
@@ -387,12 +380,11 @@ def open_training_images(
         else data.model_copy(update={"path": data.mixture[0].path})
     )
     check_labels(train, data.train_split, "training" if needs_labels else "pixels")
-    test = (
-        (open_scored if needs_labels else open_images)(scored, data.eval_split, run_dir)
-        if data.eval_split
-        else None
-    )
-    if test is not None and not needs_labels:
+    test = None
+    if data.eval_split and needs_labels:
+        test = open_scored(scored, data.eval_split, run_dir)
+    elif data.eval_split:
+        test = open_recipe_split(scored, data.eval_split, run_dir / "data")
         check_labels(test, data.eval_split, "pixels")
     if test is not None and test.class_names != train.class_names:
         odd = sorted(set(train.class_names) ^ set(test.class_names))[:3]
