@@ -153,7 +153,7 @@ def attempt(
     if kind:
         tally.kills[kind] += 1
         tally.steps.append(last_step(folder))
-    allowed = {0, 3} if kind.startswith("SIG") else {0, 2, 1, -signal.SIGKILL}
+    allowed = {0, 3} if kind.startswith("SIG") else {0, 1, 2, 3, -signal.SIGKILL}  # 3: a lost process
     # Before Python's main function has begun nobody can catch a signal.
     early = kind.startswith("SIG") and process.returncode in [-number for number in SIGNALS.values()]
     assert early or process.returncode in allowed, f"{kind} ({mode}): code {process.returncode}: {said}"
