@@ -2,7 +2,9 @@
 
 import math
 import statistics
+import tempfile
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -48,7 +50,6 @@ from vitctl.models.flops import (
 from vitctl.models.variants import Config, to_dict
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sections import OPTIMIZERS
-from vitctl.system.files import scratch_folder
 from vitctl.system.text import bytes_text, count_text
 
 COMMUNICATION = "communication"
@@ -81,7 +82,8 @@ def bench_model(
     computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
     results: list[dict[str, Any]] = []
     try:
-        with scratch_folder("bench") as folder, guarded(computation.device):
+        with tempfile.TemporaryDirectory(prefix="vitctl-bench-") as name, guarded(computation.device):
+            folder = Path(name)
             budget.say("opening the data")
             recipe, notes = with_images(without_extras(recipe), folder)
             plan = plan_training(recipe)

@@ -432,26 +432,6 @@ def lock_alone(
         time.sleep(0.1)
 
 
-_LOCKED_SECONDS = 60  # after which the process that made a scratch folder holds its lock
-
-
-@contextmanager
-def scratch_folder(kind: str) -> Iterator[Path]:
-    """Make a temporary folder for the block. Remove those of the same kind that killed processes left behind.
-
-    A process locks its folder as long as it lives.
-    """
-    for left in Path(tempfile.gettempdir()).glob(f"vitctl-{kind}-*"):
-        with suppress(OSError), opened_folder(left) as descriptor:
-            about = os.fstat(descriptor)
-            is_old = time.time() - about.st_mtime > _LOCKED_SECONDS
-            if is_old and about.st_uid == os.getuid() and lock(descriptor):
-                shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=f"vitctl-{kind}-") as name, opened_folder(name) as descriptor:
-        lock_alone(descriptor, Path(name), error=LaunchError)
-        yield Path(name)
-
-
 @contextmanager
 def opened_folder(folder: Path | str) -> Iterator[int]:
     """Open a folder that is not a symbolic link, for locks; yield its descriptor.

@@ -1,6 +1,7 @@
 """`vitctl verify`: check a run against its records, and recompute steps and its score."""
 
 import random
+import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -10,7 +11,6 @@ from vitctl.errors import CheckpointError, RecipeError, refuse
 from vitctl.jobs.record.result import published_digest
 from vitctl.recipe.load import Loaded, Override, load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
-from vitctl.system.files import scratch_folder
 from vitctl.system.text import typed
 from vitctl.verify.finding import FAILS, Finding, Progress, ok, unchecked, unproven
 from vitctl.verify.record_checks import Training, check_data, check_recipe, check_records, read_training
@@ -65,7 +65,8 @@ def verify(
     planned = [(training, _chosen_steps(training, steps)) for training in chosen]
     is_traced = isinstance(loaded.recipe, Pretrain | Finetune | Vtab) and loaded.recipe.log.trace
     failed, is_whole = False, True
-    with scratch_folder("verify") as scratch:
+    with tempfile.TemporaryDirectory(prefix="vitctl-verify-") as name:
+        scratch = Path(name)
         for training in trainings:
             for finding in check_records(training, is_traced=is_traced):
                 failed |= finding.state in FAILS
