@@ -212,15 +212,14 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
-def write_json(path: Path, value: Any) -> Path:
+def write_json(path: Path, value: Any, *, sort_keys: bool = False) -> Path:
     """Write a value as indented JSON, atomically.
 
     Raises:
         ValueError: the value holds NaN or an infinity, which are not JSON.
     """
-    return write_text(
-        path, escaped_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
-    )
+    text = json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False)
+    return write_text(path, escaped_json(text) + "\n")
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
