@@ -197,7 +197,7 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors, which: str)
     tensors, beside = openclip.without_trunk(tensors, beside)
     for row in LAYOUTS:
         tidy = row.tidy(tensors)
-        if row.is_of(tidy):
+        if row.mark in tidy and row.absent not in tidy:
             break
     else:
         known = ", ".join(sorted({row.title for row in LAYOUTS}))
