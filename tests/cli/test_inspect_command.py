@@ -111,7 +111,7 @@ def test_google__the_authors_layout_goes_the_whole_way(vitctl: Vitctl, photos: P
     np.savez(tmp_path / "ViT-L_16.npz", **published)  # type: ignore[arg-type]
     said = vitctl("inspect", "--from", "ViT-L_16.npz", photos, "--out", "pictures")
     assert (said.code, said.err) == (0, f"{photos}: {LEFT_OUT}")
-    assert "5 figures, each as .png and .svg, and inspect.json in pictures" in said.out
+    assert "4 figures, each as .png and .svg, and inspect.json in pictures" in said.out
     assert drawn(tmp_path / "pictures") == ALL
     [found] = numbers(tmp_path / "pictures")["weights"]
     assert (found["name"], found["missing"]) == ("ViT-L_16", {})
