@@ -254,23 +254,6 @@ def batch_keys(folder: Path, data: Path | str = "") -> list[list[str]]:
     return keys
 
 
-def chained(path: Path) -> dict[str, str]:
-    """Link the lines of a record as earlier releases did, the checkpoints' digests left out.
-
-    Return the link of the last line for each end that the record had.
-    """
-    content, before, size = path.read_bytes(), "", 0
-    links, lines = dict[str, str](), list[bytes]()
-    for line in content.splitlines(keepends=True):
-        size += len(line)
-        body = re.sub(rb'"digest": "\w+", ', b"", line.rstrip())
-        before = hashlib.sha256(before.encode() + body).hexdigest()
-        lines.append(body[:-1] + f', "sha256": "{before}"}}\n'.encode())
-        links[f"{size}:{hashlib.sha256(content[:size]).hexdigest()}"] = before
-    path.write_bytes(b"".join(lines))
-    return links
-
-
 def free_port() -> int:
     """Return an unused port below the range that Linux gives to clients, so that it stays unused."""
     while True:

@@ -13,13 +13,12 @@ from tests.models import numpy_reference as reference
 from tests.models.numpy_reference import Array, Weights
 from tests.models.tiny_models import MASKED, TINY
 from vitctl.models.build import Model, build
-from vitctl.models.variants import AxialConfig, Config, ViTConfig
+from vitctl.models.variants import Config, ViTConfig
 
 FAMILIES: dict[str, Config] = {**TINY, "masked patch": MASKED["mean_color"]}
 # Those whose tokens keep their places: their attention is a matrix over all tokens.
 TRANSFORMERS = {
-    name: TINY[name]
-    for name in ("vit", "gap", "every layer", "2d", "no position", "relative", "hybrid", "axial")
+    name: TINY[name] for name in ("vit", "gap", "every layer", "2d", "no position", "relative", "hybrid")
 }
 
 
@@ -31,15 +30,6 @@ def noisy_model(config: Config) -> Model:
         for parameter in model.parameters():
             parameter += 0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
     return model.eval()
-
-
-def uniform(model: Model) -> Model:
-    """The same model with queries, keys and relative positions of zero: every attention is uniform."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".qkv." in name or name.endswith("relative_position"):
-                parameter.zero_()
-    return model
 
 
 def random_images(size: int) -> Tensor:
@@ -57,7 +47,7 @@ def expected_attentions(name: str) -> tuple[Model, Tensor, list[Array]]:
 
 
 def _numpy_attentions(model: Model, images: Tensor) -> Iterator[Array]:
-    """Of each layer, over all tokens `[B, H, N, N]`; where an axial layer does not look, 0."""
+    """Of each layer, over all tokens `[B, H, N, N]`."""
     config = model.config
     assert isinstance(config, ViTConfig)
     w = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
@@ -71,23 +61,12 @@ def _numpy_attentions(model: Model, images: Tensor) -> Iterator[Array]:
         if layer == 0 or config.position_at != "stem":
             x = x + reference.position(config, w, layer if config.position_at == "every_layer" else 0)
         name = f"blocks.{layer}"
-        if not isinstance(config, AxialConfig):
-            yield _weights(config, w, name, x, np.arange(x.shape[1])[None])
-            x = reference.block(config, w, name, x, reference.NO_DROPOUT)
-            continue
-        places = np.arange(x.shape[1]).reshape(config.grid)
-        for half, groups in (("row", places), ("column", places.T)):
-            yield _weights(config, w, f"{name}.{half}", x, groups)
-            after = x.copy()
-            for group in groups:
-                after[:, group] = reference.block(
-                    config, w, f"{name}.{half}", x[:, group], reference.NO_DROPOUT
-                )
-            x = after
+        yield _weights(config, w, name, x)
+        x = reference.block(config, w, name, x, reference.NO_DROPOUT)
 
 
-def _weights(config: ViTConfig, w: Weights, name: str, x: Array, groups: Array) -> Array:
-    """Attention of the tokens of each group among themselves."""
+def _weights(config: ViTConfig, w: Weights, name: str, x: Array) -> Array:
+    """Attention of all tokens among themselves."""
     size = config.hidden_size // config.num_heads
     projected = reference.dense(reference.norm(x, w, f"{name}.norm1"), w, f"{name}.attention.qkv")
     offsets = w.get(f"{name}.attention.relative_position")
@@ -95,13 +74,11 @@ def _weights(config: ViTConfig, w: Weights, name: str, x: Array, groups: Array) 
     for head in range(config.num_heads):
         query = projected[..., head * size : (head + 1) * size]
         key = projected[..., config.hidden_size + head * size : config.hidden_size + (head + 1) * size]
-        for group in groups:
-            for image in range(len(x)):
-                for q in group:
-                    logits = np.array([query[image, q] @ key[image, k] for k in group])
-                    if offsets is not None:
-                        middle, own = len(offsets) // 2, slice(head * size, (head + 1) * size)
-                        logits += [query[image, q] @ offsets[middle + q - k, own] for k in group]
-                    powers = np.exp(logits / np.sqrt(size))
-                    found[image, head, q, group] = powers / powers.sum()
+        for image, q in np.ndindex(len(x), x.shape[1]):
+            logits = key[image] @ query[image, q]
+            if offsets is not None:
+                middle, own = len(offsets) // 2, slice(head * size, (head + 1) * size)
+                logits += offsets[middle + q - np.arange(x.shape[1]), own] @ query[image, q]
+            powers = np.exp(logits / np.sqrt(size))
+            found[image, head, q] = powers / powers.sum()
     return found

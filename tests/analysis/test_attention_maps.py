@@ -15,7 +15,6 @@ from tests.analysis.conftest import (
     expected_attentions,
     noisy_model,
     random_images,
-    uniform,
 )
 from vitctl.analysis.attention_maps import (
     AttentionLayer,
@@ -28,7 +27,6 @@ from vitctl.analysis.attention_maps import (
     watch_attention,
 )
 from vitctl.analysis.observe import observe
-from vitctl.models.axial import AxialAttention
 from vitctl.models.kernels import set_attention
 from vitctl.models.variants import ViTConfig, variant
 
@@ -54,9 +52,8 @@ def test_watch__output_and_gradients_are_the_same_bits(name: str, mode: Any) -> 
     found, output = watched(model, images)
     output.square().sum().backward()
     assert torch.equal(output, plain)
-    assert before and all(
-        torch.equal(before[key], p.grad) for key, p in model.named_parameters() if key in before
-    )
+    assert before
+    assert all(torch.equal(before[key], p.grad) for key, p in model.named_parameters() if key in before)
     assert len(found) == len(attention_layers(model))
     assert not any(weights.requires_grad for _, weights in found)
     assert not any(module._forward_pre_hooks for module in model.modules())
@@ -68,41 +65,11 @@ def test_watch__weights_equal_numpy(name: str) -> None:
     found, _ = watched(model, images)
     assert len(found) == len(expected) > 1
     for (layer, weights), all_tokens in zip(found, expected, strict=True):
-        for row, column in np.ndindex(*layer.grid) if layer.along != "grid" else ():
-            place = row * layer.grid[1] + column
-            number, line = (
-                (row, range(layer.grid[1])) if layer.along == "row" else (column, range(layer.grid[0]))
-            )
-            keys = [
-                row * layer.grid[1] + k if layer.along == "row" else k * layer.grid[1] + column for k in line
-            ]
-            of_query = weights[:, number, :, column if layer.along == "row" else row].numpy()
-            np.testing.assert_allclose(of_query, all_tokens[:, :, place, keys], atol=1e-12)
-        if layer.along == "grid":
-            np.testing.assert_allclose(weights.numpy(), all_tokens, atol=1e-12)
+        assert layer.grid == model.config.grid
+        np.testing.assert_allclose(weights.numpy(), all_tokens, atol=1e-12)
 
 
-def test_watch__axial_resnet_gives_the_weights_of_its_attentions() -> None:
-    """The same weights mix the values inside each attention, which tests/models checks by loops."""
-    model, mixed = noisy_model(FAMILIES["axial resnet"]), list[Tensor]()
-    attention = AxialAttention.attention
-
-    def spy(self: AxialAttention, tokens: Tensor) -> Any:
-        found = attention(self, tokens)
-        mixed.append(found[0])
-        return found
-
-    with torch.no_grad(), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(AxialAttention, "attention", spy)
-        found, _ = watched(model, random_images(32))
-    assert [(layer.grid[0], layer.stride) for layer, _ in found] == [(8, 4)] * 6
-    assert [layer.along for layer, _ in found] == ["row", "column"] * 3
-    for (_, weights), inside in zip(found, mixed[1::2], strict=True):
-        assert torch.equal(weights.flatten(0, 1), inside)
-        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
-
-
-@pytest.mark.parametrize("name", ["vit", "axial", "axial resnet"])
+@pytest.mark.parametrize("name", ["vit", "relative"])
 def test_watch__weights_are_wide_under_autocast(name: str) -> None:
     model = noisy_model(FAMILIES[name]).float()
     with torch.autocast("cpu", torch.bfloat16):
@@ -110,9 +77,9 @@ def test_watch__weights_are_wide_under_autocast(name: str) -> None:
     assert {weights.dtype for _, weights in found} == {torch.float32}
 
 
-def test_watch__a_resnet_has_nothing_to_watch() -> None:
-    assert attention_layers(noisy_model(FAMILIES["resnet v1"])) == []
-    assert attention_layers(noisy_model(FAMILIES["resnet v2"])) == []
+@pytest.mark.parametrize("name", ["resnet v1", "resnet v2", "axial", "axial resnet"])
+def test_watch__nothing_without_attention_over_all_tokens(name: str) -> None:
+    assert attention_layers(noisy_model(FAMILIES[name])) == []
 
 
 @pytest.mark.parametrize(
@@ -145,19 +112,8 @@ def test_distance__equals_loops_in_numpy(name: str) -> None:
     assert float(found.std()) > 0.5  # attention is far from uniform
 
 
-def test_distance__of_uniform_attention_in_a_line() -> None:
-    """In a line of L places the mean of |i - j| over all pairs is (L^2 - 1) / 3 L."""
-    config = FAMILIES["axial resnet"]
-    model = uniform(noisy_model(config))
-    distances = observe(model, random_images(config.image_size)).distances
-    for number, (layer, _) in enumerate(attention_layers(model)):
-        mean = layer.stride * (layer.grid[0] ** 2 - 1) / (3 * layer.grid[0])
-        torch.testing.assert_close(distances[:, number], torch.full_like(distances[:, number], mean))
-        assert uniform_distance(layer) == pytest.approx(mean, rel=1e-12)
-
-
 def test_distance__of_four_patches_by_hand() -> None:
-    layer = AttentionLayer(1, "grid", (2, 2), 1, 16)
+    layer = AttentionLayer(1, (2, 2), 1, 16)
     assert uniform_distance(layer) == pytest.approx(16 * (2 + math.sqrt(2)) / 4)
     assert patch_distances(layer)[0].tolist() == pytest.approx([0, 16, 16, 16 * math.sqrt(2)])
     to_itself, to_class_token, to_next = torch.eye(5), torch.zeros(5, 5), torch.zeros(5, 5)
@@ -174,7 +130,7 @@ def test_distance__of_four_patches_by_hand() -> None:
 def test_distance__everything_to_the_class_token_is_no_nan() -> None:
     weights = torch.zeros(1, 1, 5, 5)
     weights[..., 0] = 1
-    assert attention_distance(weights, AttentionLayer(1, "grid", (2, 2), 1, 16)).tolist() == [[0.0]]
+    assert attention_distance(weights, AttentionLayer(1, (2, 2), 1, 16)).tolist() == [[0.0]]
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)

@@ -12,7 +12,6 @@ from vitctl.analysis.inspect_figures import (
     Panel,
     draw_attention_distance,
     draw_filters,
-    draw_pooling,
     draw_position_similarity,
     draw_rollout,
     draw_rollout_sheet,
@@ -89,7 +88,7 @@ def test_positions__every_patch_has_its_map_in_its_place() -> None:
 
 
 def test_distance__a_dot_for_each_head_within_the_axes() -> None:
-    layers = [AttentionLayer(depth, "row", (4, 4), 0, 8) for depth in (1, 2, 3)]
+    layers = [AttentionLayer(depth, (4, 4), 0, 8) for depth in (1, 2, 3)]
     distances = torch.tensor([[1.0, 12.0], [5.0, 20.0], [15.0, 40.0]])
     figure = draw_attention_distance(layers, distances, 32, HEADING)
     axes = figure.axes[0]
@@ -98,7 +97,7 @@ def test_distance__a_dot_for_each_head_within_the_axes() -> None:
     assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 40
     assert {
         "mean attention distance, pixels",
-        "a head, within rows",
+        "a head",
         "uniform attention",
         "of the image's width, %",
     } <= set(words(figure))
@@ -138,28 +137,13 @@ def test_sheet__has_every_image_beside_its_overlay() -> None:
     assert inside(figure)
 
 
-@pytest.mark.parametrize("num_classes", [0, 1, 3, 12])
-def test_pooling__colours_are_classes_where_there_are_few(num_classes: int) -> None:
-    labels = torch.arange(24) % num_classes if num_classes else torch.full((24,), -1)
-    names = [f"class {label}" for label in range(num_classes)]
-    points = torch.randn(24, 2, dtype=torch.float64)
-    planes = [("class token: 50% right", points), ("mean of the patches: 40% right", points)]
-    figure = draw_pooling(planes, labels, names, torch.rand(24), HEADING)
-    texts = set(words(figure))
-    assert {"class token: 50% right", "mean of the patches: 40% right"} <= texts
-    assert (set(names) <= texts) == (num_classes in (0, 3))
-    assert inside(figure)
-
-
 def test_names__of_files_and_classes_are_shown_as_they_are(tmp_path: Path) -> None:
     """Two dollar signs would begin a formula, and an unknown command in it ends the drawing."""
     odd = "$\\frac{$ 잉어"
     heading = Heading("A title", f"{odd}  ·  {odd}")
-    labels = torch.tensor([0, 1] * 4)
     figures = [
         draw_rollout(*rolled(2), [odd, odd], heading),
         draw_position_similarity([Panel(odd, torch.eye(4), (2, 2))], heading),
-        draw_pooling([("a", torch.rand(8, 2))], labels, [odd, odd + "2"], torch.rand(8), heading),
     ]
     for number, figure in enumerate(figures):
         assert save_figure(figure, tmp_path / f"{number}.svg").stat().st_size > 1000

@@ -8,7 +8,8 @@ import pytest
 
 from tests.conftest import TINY
 from vitctl.bench import measuring, resolutions
-from vitctl.bench.timed_steps import Prepared, with_training, without_extras
+from vitctl.bench.timed_steps import with_training, without_extras
+from vitctl.engine.trainer import Trainer
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Pretrain
 
@@ -33,7 +34,7 @@ def small_products(monkeypatch: pytest.MonkeyPatch) -> None:
 def prepared(tiny_data: Path, tmp_path: Path) -> Callable[..., Any]:
     """prepared(measure, **{"a.b": value}) returns what `measure` makes of the prepared training."""
 
-    def do(measure: Callable[[Prepared], Any], **values: Any) -> Any:
+    def do(measure: Callable[[Trainer], Any], **values: Any) -> Any:
         results: list[Any] = []
         recipe = tiny_recipe(**{"data.path": str(tiny_data), **values})
         with_training(recipe, tmp_path, lambda one: results.append(measure(one)))

@@ -19,11 +19,12 @@ from vitctl.bench.step_speed import (
     enlarged,
     largest_micro_batch,
     measured_recipe,
+    one_step,
 )
-from vitctl.bench.timed_steps import Prepared
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.journal import json_text
 from vitctl.engine.runtime import alone
+from vitctl.engine.trainer import Trainer
 from vitctl.errors import LaunchError
 from vitctl.models.flops import computed_flops, count_macs
 from vitctl.models.variants import from_dict, variant
@@ -140,8 +141,8 @@ def test_model__few_steps_have_a_note_and_no_search_after_the_time(
 def test_micro_batch__the_whole_share_is_tried_or_that_of_the_steps(prepared: Callable[..., Any]) -> None:
     """Without time it is the micro-batch of the measured steps."""
 
-    def measure(one: Prepared) -> Any:
-        batch = one.one_step()[0]
+    def measure(one: Trainer) -> Any:
+        batch = one_step(one)[0]
         short, _ = largest_micro_batch(one, batch, 1000, Budget(-1.0))
         return largest_micro_batch(one, batch, 16, Budget(1e9)), short, len(batch)
 
@@ -155,16 +156,16 @@ def test_micro_batch__a_planted_limit(prepared: Callable[..., Any], monkeypatch:
     """The device holds 11 images; none above the limit leaves a gradient behind, and no weight changes."""
     real = step_speed.gradient_seconds
 
-    def limited(one: Prepared, micro_batches: Any) -> float:
+    def limited(one: Trainer, micro_batches: Any) -> float:
         if len(micro_batches[0]) > 11:
             raise torch.OutOfMemoryError("planted")
         return real(one, micro_batches)
 
-    def measure(one: Prepared) -> Any:
-        before = {name: tensor.clone() for name, tensor in one.trainer.state.network.state_dict().items()}
-        largest, _ = largest_micro_batch(one, one.one_step()[0], 16, Budget(1e9))
-        after = one.trainer.state.network.state_dict()
-        gradients = [p.grad for p in one.trainer.state.network.parameters()]
+    def measure(one: Trainer) -> Any:
+        before = {name: tensor.clone() for name, tensor in one.state.network.state_dict().items()}
+        largest, _ = largest_micro_batch(one, one_step(one)[0], 16, Budget(1e9))
+        after = one.state.network.state_dict()
+        gradients = [p.grad for p in one.state.network.parameters()]
         return largest, gradients, all(torch.equal(before[name], after[name]) for name in before)
 
     monkeypatch.setattr(step_speed, "gradient_seconds", limited)
@@ -176,7 +177,7 @@ def test_micro_batch__a_planted_limit(prepared: Callable[..., Any], monkeypatch:
 
 def test_micro_batch__lanes_have_leaves_of_a_fixed_size(prepared: Callable[..., Any]) -> None:
     lanes = {"schedule.lanes": 4, "schedule.leaf_images": 4}
-    found = prepared(lambda one: largest_micro_batch(one, one.one_step()[0], 16, Budget(1e9)), **lanes)
+    found = prepared(lambda one: largest_micro_batch(one, one_step(one)[0], 16, Budget(1e9)), **lanes)
     assert found == (None, [])
 
 

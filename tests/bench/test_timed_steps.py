@@ -21,12 +21,11 @@ from vitctl.bench.timed_steps import (
     PARTS,
     WARM_UP,
     Clock,
-    Prepared,
-    Steps,
     measure_steps,
     with_images,
 )
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.trainer import Trainer
 
 STEPS = 20  # of tiny.toml
 
@@ -42,7 +41,6 @@ def test_clock__every_moment_belongs_to_one_part(monkeypatch: pytest.MonkeyPatch
     first = {DATA: 1.0, FORWARD: 2.0, BACKWARD: 3.0, OPTIMIZER: 4.0, LOG: 5.0}
     second = {DATA: 1.0, FORWARD: 2.0 + 2.0, BACKWARD: 1.0 + 3.0, OPTIMIZER: 1.0, LOG: 6.0}
     assert clock.steps() == [first, second]
-    assert Steps([first, second], 0).mean() == {part: (first[part] + second[part]) / 2 for part in first}
     clock.switch(FORWARD)
     assert clock.steps() == [first, second]
     clock.restart()
@@ -52,10 +50,10 @@ def test_clock__every_moment_belongs_to_one_part(monkeypatch: pytest.MonkeyPatch
 def test_steps__leave_the_weights_of_a_run(prepared: Callable[..., Any], one_process: Path) -> None:
     """After as many measured steps as the run has, weights have the run's bits, and every step a record."""
 
-    def measure(one: Prepared) -> tuple[Steps, dict[str, np.ndarray], int]:
-        steps = measure_steps(one, Budget(0.0), least=STEPS - WARM_UP)
-        weights = one.trainer.state.network.state_dict()
-        records = (one.trainer.log.folder / "steps.jsonl").read_text().splitlines()
+    def measure(one: Trainer) -> tuple[Any, dict[str, np.ndarray], int]:
+        steps, _ = measure_steps(one, Budget(0.0), least=STEPS - WARM_UP)
+        weights = one.state.network.state_dict()
+        records = (one.log.folder / "steps.jsonl").read_text().splitlines()
         return steps, {name: tensor.numpy().copy() for name, tensor in weights.items()}, len(records)
 
     steps, weights, records = prepared(measure)
@@ -63,20 +61,20 @@ def test_steps__leave_the_weights_of_a_run(prepared: Callable[..., Any], one_pro
     assert set(weights) == set(trained)
     assert all(np.array_equal(weights[name], trained[name]) for name in trained)
     assert records == 1 + STEPS  # the start, and a line for each step
-    assert [set(one) for one in steps.split] == [set(PARTS)] * (STEPS - WARM_UP)
-    assert all(seconds > 0 for one in steps.split for seconds in one.values())
+    assert [set(one) for one in steps] == [set(PARTS)] * (STEPS - WARM_UP)
+    assert all(seconds > 0 for one in steps for seconds in one.values())
 
 
 def test_steps__save_nothing_and_end_by_ctrl_c(prepared: Callable[..., Any]) -> None:
     stop = StopFlag()
     stop.raise_(2)
 
-    def measure(one: Prepared) -> tuple[Steps, bool]:
-        steps = measure_steps(one, Budget(1e9, stop), least=1)
-        return steps, (one.trainer.log.folder / "checkpoints").exists()
+    def measure(one: Trainer) -> tuple[Any, bool]:
+        steps, _ = measure_steps(one, Budget(1e9, stop), least=1)
+        return steps, (one.log.folder / "checkpoints").exists()
 
     steps, saved = prepared(measure)
-    assert len(steps.split) == 1
+    assert len(steps) == 1
     assert not saved
 
 

@@ -66,21 +66,6 @@ def test_onnx__agrees_with_every_family_at_any_batch(
     assert axes in notes(tmp_path / "run")
 
 
-def test_onnx__keys_are_turned_in_two_steps(saved: Saved, exported: Exported, tmp_path: Path) -> None:
-    """As OpenVINO takes them into its attention; `[B, N, H, Dh]` to `[B, H, Dh, N]` at once it does not."""
-    exported(saved("vit"), "onnx")
-    graph = onnx.load(tmp_path / "run" / "model.onnx").graph
-    turns = {
-        node.output[0]: (list(node.attribute[0].ints), node.input[0])
-        for node in graph.node
-        if node.op_type == "Transpose"
-    }
-    keys = [before for order, before in turns.values() if order == [0, 1, 3, 2]]
-    assert len(keys) == network("vit").config.depth
-    assert all(turns[key][0] == [0, 2, 1, 3] for key in keys)
-    assert [0, 2, 3, 1] not in [order for order, _ in turns.values()]
-
-
 @pytest.mark.parametrize("format", ["onnx", "pt2"])
 def test_graphs__hold_no_path_of_this_machine(
     saved: Saved, exported: Exported, tmp_path: Path, format: str

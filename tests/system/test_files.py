@@ -8,7 +8,6 @@ import re
 import shutil
 import socket
 import stat
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from vitctl.system.files import (
     read_bytes,
     read_json,
     read_toml,
-    scratch_folder,
     sweep,
     write_json,
     write_text,
@@ -86,31 +84,6 @@ def test_a_lock_file_is_made_and_not_emptied(tmp_path: Path) -> None:
     path.write_bytes(b"kept")
     open_lock(path).close()
     assert path.read_bytes() == b"kept"
-
-
-def test_a_scratch_folder_takes_those_of_dead_processes_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of living processes stay, young ones whose lock may be missing yet, other kinds, and links."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "vitctl-bench-link").symlink_to("elsewhere")
-    for name in ("bench-dead", "bench-living", "bench-young", "verify-dead"):
-        (tmp_path / f"vitctl-{name}" / "inner").mkdir(parents=True)
-        if name != "bench-young":
-            os.utime(tmp_path / f"vitctl-{name}", (0, 0))
-    with opened_folder(tmp_path / "vitctl-bench-living") as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with scratch_folder("bench") as scratch:
-            os.utime(scratch, (0, 0))
-            with scratch_folder("bench"):
-                assert scratch.is_dir()
-            stay = {
-                "elsewhere",
-                *(f"vitctl-{name}" for name in ("bench-link", "bench-living", "bench-young", "verify-dead")),
-            }
-            assert set(os.listdir(tmp_path)) == stay | {scratch.name}
-        assert set(os.listdir(tmp_path)) == stay
 
 
 def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

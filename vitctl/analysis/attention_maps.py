@@ -20,37 +20,32 @@ Appendix D.8, Figure 14
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitctl.models.axial import AxialAttention, AxialBlock, AxialUnit
 from vitctl.models.build import Model
 from vitctl.models.kernels import attention_weights
-from vitctl.models.variants import AxialResNetConfig, HybridConfig, ViTConfig, stages
+from vitctl.models.variants import HybridConfig, ViTConfig
 from vitctl.models.vit import Attention, EncoderBlock, VisionTransformer
 
 _ROOT_STRIDE = 4  # of a ResNet's root
 
 
-@dataclass(frozen=True)
-class AttentionLayer:
+class AttentionLayer(NamedTuple):
     """One attention of a network.
 
     Args:
         depth: which block of the network it belongs to, from 1.
-        along: `grid`, over all tokens; or within each `row` or `column` of the grid.
-        grid: rows and columns of patches, or of the feature map.
+        grid: rows and columns of patches.
         prefix_tokens: tokens before the patches: 1 with a class token.
         stride: pixels of the image between neighbours of the grid.
     """
 
     depth: int
-    along: Literal["grid", "row", "column"]
     grid: tuple[int, int]
     prefix_tokens: int
     stride: int
@@ -59,26 +54,25 @@ class AttentionLayer:
 Watch = Callable[[int, AttentionLayer, Tensor], None]
 
 
-def attention_layers(model: Model) -> list[tuple[AttentionLayer, nn.Module]]:
-    """Return the attentions of a network in the order in which they run; none for a ResNet.
-
-    Args:
-        model: of any family.
-
-    Returns:
-        where each is, and its module.
+def attention_layers(model: Model) -> list[tuple[AttentionLayer, Attention]]:
+    """Where each attention over all tokens is, and its module, in the order in which they run; none for a
+    ResNet or an axial network.
     """
-    if isinstance(model, VisionTransformer):
-        return _of_transformer(model)
-    return _of_axial_resnet(model) if isinstance(model.config, AxialResNetConfig) else []
+    if not isinstance(model, VisionTransformer):
+        return []
+    config, stride = model.config, pixels_per_patch(model.config)
+    return [
+        (AttentionLayer(depth, config.grid, config.prefix_tokens, stride), block.attention)
+        for depth, block in enumerate(model.blocks, 1)
+        if isinstance(block, EncoderBlock)
+    ]
 
 
 @contextmanager
 def watch_attention(model: Model, seen: Watch) -> Iterator[None]:
     """Call `seen(number of the layer, the layer, its weights)` in every forward pass inside the block.
 
-    The weights are those of each query over the keys, `[B, H, N, N]` for `grid`, `[B, rows, H, columns,
-    columns]` for `row`, `[B, columns, H, rows, rows]` for `column`, in float32 or wider, whatever autocast
+    The weights are those of each query over the keys, `[B, H, N, N]`, in float32 or wider, whatever autocast
     says. They are not kept: with a `seen` that does not keep them either, one layer's weights are in memory
     at a time.
 
@@ -112,66 +106,18 @@ def pixels_per_patch(config: ViTConfig) -> int:
 
 @torch.no_grad()
 def _tell(
-    seen: Watch, number: int, layer: AttentionLayer, module: nn.Module, inputs: tuple[Any, ...]
+    seen: Watch, number: int, layer: AttentionLayer, module: Attention, inputs: tuple[Any, ...]
 ) -> None:
     tokens: Tensor = inputs[0]
     with torch.autocast(tokens.device.type, enabled=False):
         turns = inputs[2] if len(inputs) > 2 else None
-        tokens = tokens.to(next(module.parameters()).dtype)
-        seen(number, layer, _weights(module, tokens, turns, layer))
-
-
-def _weights(module: nn.Module, tokens: Tensor, turns: Tensor | None, layer: AttentionLayer) -> Tensor:
-    if isinstance(module, AxialAttention):  # its sequences are the rows, or the columns, of all images
-        weights, _, _ = module.attention(tokens)
-        return torch.unflatten(weights, 0, (-1, layer.grid[0]))
-    assert isinstance(module, Attention)
-    query, key, _ = module.project(tokens, turns)
-    return attention_weights(query, key, module.bias(query))
-
-
-def _of_transformer(model: VisionTransformer) -> list[tuple[AttentionLayer, nn.Module]]:
-    config, found = model.config, list[tuple[AttentionLayer, nn.Module]]()
-    stride = pixels_per_patch(config)
-    for depth, block in enumerate(model.blocks, 1):
-        if isinstance(block, AxialBlock):
-            found.append((AttentionLayer(depth, "row", config.grid, 0, stride), block.row.attention))
-            found.append((AttentionLayer(depth, "column", config.grid, 0, stride), block.column.attention))
-        else:
-            assert isinstance(block, EncoderBlock)
-            found.append(
-                (AttentionLayer(depth, "grid", config.grid, config.prefix_tokens, stride), block.attention)
-            )
-    return found
-
-
-def _of_axial_resnet(model: Model) -> list[tuple[AttentionLayer, nn.Module]]:
-    assert isinstance(model.config, AxialResNetConfig)
-    units = [module for module in model.modules() if isinstance(module, AxialUnit)]
-    shapes = [shape for stage in stages(model.config) for shape in stage]
-    found, stride = list[tuple[AttentionLayer, nn.Module]](), _ROOT_STRIDE
-    for depth, (unit, shape) in enumerate(zip(units, shapes, strict=True), 1):
-        grid = (shape.side, shape.side)
-        found.append((AttentionLayer(depth, "row", grid, 0, stride), unit.row))
-        found.append((AttentionLayer(depth, "column", grid, 0, stride), unit.column))
-        stride *= shape.stride
-    return found
+        query, key, _ = module.project(tokens.to(module.out.weight.dtype), turns)
+        seen(number, layer, attention_weights(query, key, module.bias(query)))
 
 
 def patch_distances(layer: AttentionLayer) -> Tensor:
-    """Return the distances between the places that attend to each other, in pixels.
-
-    Args:
-        layer: a grid, of which all places count; or the places of one row or column.
-
-    Returns:
-        float64 `[N, N]`, N without prefix tokens.
-    """
-    rows, columns = layer.grid
-    if layer.along != "grid":
-        places = torch.arange(columns if layer.along == "row" else rows, dtype=torch.float64)[:, None]
-    else:
-        places = torch.cartesian_prod(torch.arange(rows, dtype=torch.float64), torch.arange(columns).double())
+    """The distances between all places of the grid, in pixels: float64 `[N, N]`, N without prefix tokens."""
+    places = torch.cartesian_prod(*(torch.arange(side, dtype=torch.float64) for side in layer.grid))
     return layer.stride * torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -190,8 +136,7 @@ def attention_distance(weights: Tensor, layer: AttentionLayer) -> Tensor:
     among_patches = weights[..., layer.prefix_tokens :, layer.prefix_tokens :].double()
     total = among_patches.sum(dim=-1).clamp(min=torch.finfo(torch.float64).tiny)  # [..., H, N]
     weighted = torch.einsum("...qk,qk->...q", among_patches, patch_distances(layer).to(weights.device))
-    of_queries = (weighted / total).mean(dim=-1)  # [B, H], or [B, rows, H] of sequences
-    return (of_queries if of_queries.dim() == 2 else of_queries.mean(dim=1)).cpu()
+    return (weighted / total).mean(dim=-1).cpu()
 
 
 def uniform_distance(layer: AttentionLayer) -> float:
@@ -199,13 +144,12 @@ def uniform_distance(layer: AttentionLayer) -> float:
     return float(patch_distances(layer).mean())
 
 
-def roll(rolled: Tensor | None, weights: Tensor, layer: AttentionLayer, *, identity: bool) -> Tensor:
+def roll(rolled: Tensor | None, weights: Tensor, *, identity: bool) -> Tensor:
     """Return the rollout after one more layer.
 
     Args:
         rolled: `[B, N, N]` of the layers before it; None for the first.
         weights: of this layer, as `watch_attention` gives them.
-        layer: whose weights they are; within rows or columns, other pairs of tokens have weight 0.
         identity: whether the residual connection counts.
 
     Returns:
@@ -213,7 +157,7 @@ def roll(rolled: Tensor | None, weights: Tensor, layer: AttentionLayer, *, ident
 
     Paper: Appendix D.8
     """
-    mixed = _over_all_tokens(weights.mean(dim=-3), layer)
+    mixed = weights.mean(dim=1)
     if identity:
         mixed = (mixed + torch.eye(mixed.shape[-1], dtype=mixed.dtype, device=mixed.device)) / 2
     return mixed if rolled is None else mixed @ rolled
@@ -255,19 +199,3 @@ def overlay(images: Tensor, masks: Tensor, stride: int) -> Tensor:
     light = fine / fine.amax(dim=(2, 3), keepdim=True).clamp(min=torch.finfo(masks.dtype).tiny)
     light = F.pad(light, (0, side - light.shape[-1], 0, side - light.shape[-2]))
     return (images * light).round().to(torch.uint8)
-
-
-def _over_all_tokens(weights: Tensor, layer: AttentionLayer) -> Tensor:
-    """Return weights without heads as `[B, N, N]`, from `[B, rows, columns, columns]` or `[B, columns, rows,
-    rows]` too.
-    """
-    if layer.along == "grid":
-        return weights
-    rows, columns = layer.grid
-    whole = weights.new_zeros(len(weights), rows, columns, rows, columns)
-    # A diagonal is a view whose last axis is the number of the row or column.
-    if layer.along == "row":
-        whole.diagonal(dim1=1, dim2=3).copy_(weights.movedim(1, -1))
-    else:
-        whole.diagonal(dim1=2, dim2=4).copy_(weights.movedim(1, -1))
-    return whole.flatten(3).flatten(1, 2)

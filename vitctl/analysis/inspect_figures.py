@@ -15,7 +15,7 @@ from torchvision.utils import make_grid
 
 from vitctl.analysis.attention_maps import AttentionLayer, uniform_distance
 from vitctl.analysis.parameters import Components
-from vitctl.system.figures import BLUE, INK, PALE, SERIES, Heading, headed_figure, label_text, plain_axes
+from vitctl.system.figures import BLUE, INK, PALE, Heading, headed_figure, label_text, plain_axes
 
 SIMILARITY_COLORS, MASK_COLORS = "viridis", "inferno"
 _CELL = 0.026  # inches of a patch in a map of similarities, at least
@@ -121,23 +121,16 @@ def draw_attention_distance(
     """
     figure = headed_figure(6.4, 3.9, heading)
     axes = figure.add_subplot()
-    kinds = list(dict.fromkeys(layer.along for layer in layers))
-    for number, kind in enumerate(kinds):
-        own = [place for place, layer in enumerate(layers) if layer.along == kind]
-        shift = (number - (len(kinds) - 1) / 2) * 0.24
-        depth = np.array([layers[place].depth for place in own], float) + shift
-        values, colour = distances[own].numpy(), SERIES[number]
-        name, mean = ("a head", "mean of the heads") if kind == "grid" else (f"a head, within {kind}s", None)
-        axes.plot(depth, values.mean(axis=1), color=colour, linewidth=1.2, alpha=0.5, label=mean)
-        dots = np.repeat(depth, values.shape[1])
-        edge = {"linewidths": 0.5, "edgecolors": "white"}
-        axes.scatter(dots, values.ravel(), 24, colour, zorder=3, label=name, **edge)
-        uniform = [uniform_distance(layers[place]) for place in own]
-        label = "uniform attention" if kind == kinds[-1] else None
-        axes.plot(depth, uniform, color=PALE, linestyle=_DASHES, linewidth=1.0, label=label)
+    depth = [layer.depth for layer in layers]
+    axes.plot(depth, distances.mean(dim=1), color=BLUE, linewidth=1.2, alpha=0.5, label="mean of the heads")
+    dots = np.repeat(depth, distances.shape[1])
+    edge = {"linewidths": 0.5, "edgecolors": "white"}
+    axes.scatter(dots, distances.ravel(), 24, BLUE, zorder=3, label="a head", **edge)
+    uniform = uniform_distance(layers[0])
+    axes.axhline(uniform, color=PALE, linestyle=_DASHES, linewidth=1.0, label="uniform attention")
     plain_axes(axes, x="depth of the network, blocks", y="mean attention distance, pixels", grid="y")
-    axes.set_ylim(0, 1.06 * max(float(distances.max()), *map(uniform_distance, layers)))
-    axes.set_xticks(_whole_ticks(max(layer.depth for layer in layers)))
+    axes.set_ylim(0, 1.06 * max(float(distances.max()), uniform))
+    axes.set_xticks(_whole_ticks(len(layers)))
     share = (lambda y: 100 * y / image_size, lambda y: y * image_size / 100)
     plain_axes(axes.secondary_yaxis("right", functions=share), y="of the image's width, %")
     axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
@@ -201,51 +194,6 @@ def draw_rollout_sheet(pixels: Tensor, overlays: Tensor, heading: Heading) -> An
     width = 2.0 * pairs
     figure = headed_figure(width, width * sheet.shape[1] / sheet.shape[2], heading)
     _image(figure.add_subplot(), sheet)
-    return figure
-
-
-def draw_pooling(
-    planes: Sequence[tuple[str, Tensor]],
-    labels: Tensor,
-    class_names: Sequence[str],
-    cosines: Tensor,
-    heading: Heading,
-) -> Any:
-    """Draw the images in the plane of most variance of each representation, and the cosines between the two.
-
-    Args:
-        planes: name and `[N, 2]` of each.
-        labels: `[N]`, which set the colour; negative: none.
-        class_names: by label.
-        cosines: `[N]`.
-        heading: above.
-
-    Paper: Appendix D.3
-    """
-    from matplotlib import colormaps
-
-    figure = headed_figure(8.6, 3.3, heading)
-    *axes, last = figure.subplots(1, len(planes) + 1)
-    present = sorted({int(label) for label in labels.tolist() if label >= 0})
-    is_named = 1 < len(present) <= 10
-    tab10: Any = colormaps["tab10"]
-    colours = SERIES if len(present) <= len(SERIES) else tab10.colors
-    edge = {"linewidths": 0.4, "edgecolors": "white"}
-    for panel, (name, points) in zip(axes, planes, strict=True):
-        for colour, label in zip(colours, present, strict=False) if is_named else [(BLUE, None)]:
-            own = points[labels == label] if label is not None else points
-            text = None if label is None else _short(class_names[label], 16)
-            panel.scatter(*own.numpy().T, 16, [colour], label=text, **edge)
-        plain_axes(panel, x="first principal component", y="second principal component", title=name)
-    bins = min(20, max(5, len(cosines) // 6))
-    last.hist(cosines.numpy(), bins=bins, color=BLUE, edgecolor="white", linewidth=0.6)
-    last.axvline(float(cosines.mean()), color=INK, linewidth=1.0, linestyle=_DASHES)
-    plain_axes(last, x=f"cosine, mean {cosines.mean():.2f}", y="images", title="between the two")
-    last.yaxis.get_major_locator().set_params(integer=True)
-    if is_named:
-        handles, names = axes[0].get_legend_handles_labels()
-        style = {"ncols": min(5, len(names)), "fontsize": 8, "frameon": False}
-        figure.legend(handles, names, loc="outside lower center", **style)
     return figure
 
 

@@ -1,6 +1,8 @@
 """`vitctl bench data`: images/s of a recipe's loader."""
 
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from vitctl.bench.measuring import Budget, cpu_seconds, machine_facts
@@ -15,7 +17,6 @@ from vitctl.jobs.inputs.data import open_training_images
 from vitctl.jobs.resources import image_bytes
 from vitctl.jobs.training import images_of
 from vitctl.recipe.schema import Finetune, Pretrain
-from vitctl.system.files import scratch_folder
 from vitctl.system.text import count_text
 
 _LEAST_SECONDS, _LEAST_CPU = 0.5, 0.1
@@ -39,9 +40,9 @@ def bench_data(recipe: Pretrain | Finetune, budget: Budget) -> dict[str, Any]:
         )
     computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
     workers = num_workers(recipe.machine, computation.device, recipe.machine.processes)
-    with scratch_folder("bench") as folder:
+    with tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder:
         budget.say("opening the data")
-        source, _ = open_training_images(recipe.data, folder, needs_labels=recipe.needs_labels)
+        source, _ = open_training_images(recipe.data, Path(folder), needs_labels=recipe.needs_labels)
         recipe = fitted_recipe(recipe, len(source))
         images = images_of(recipe.data, source, None, recipe.seed, recipe.schedule)
         on_gpu = computation.device.type == "cuda"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import torch
@@ -117,19 +117,12 @@ def matrix_rate(device: torch.device, precision: str, seconds: float = 1.0) -> f
     return best
 
 
-class Peak(NamedTuple):
-    """FLOP/s that utilisation refers to, and the source of the number."""
-
-    flops: float
-    source: str
-
-
-def peak(device: torch.device, precision: str, measured: float) -> Peak:
-    """Return the manufacturer's peak if it is known, else the measured rate."""
+def peak(device: torch.device, precision: str, measured: float) -> tuple[float, str]:
+    """FLOP/s that utilisation refers to, and their source: the manufacturer's if known, else measured."""
     if device.type == "cuda" and precision == "bf16":
         name = torch.cuda.get_device_name(device)
         if tera := bf16_tflops(name):
-            return Peak(tera * 1e12, f"the manufacturer's dense bf16 peak of {name}")
+            return (tera * 1e12, f"the manufacturer's dense bf16 peak of {name}")
     count = torch.get_num_threads()
     threads = f", {count_text(count, 'thread')}" if device.type == "cpu" else ""
-    return Peak(measured, f"matrix products measured in this run, {precision}{threads}")
+    return (measured, f"matrix products measured in this run, {precision}{threads}")

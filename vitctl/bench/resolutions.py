@@ -103,7 +103,7 @@ def bench_resolutions(
     computation = alone(precision=precision, device=device)
     budget.say("measuring matrix products")
     matrix = matrix_rate(computation.device, computation.precision, _MATRIX_SECONDS)
-    at_peak = peak(computation.device, computation.precision, matrix)
+    peak_flops, peak_source = peak(computation.device, computation.precision, matrix)
     on_cpu = computation.device.type == "cpu"
     cells: list[dict[str, Any]] = []
     wanted = [(side, name) for side in sorted(sides) for name in models]
@@ -123,8 +123,8 @@ def bench_resolutions(
         "precision": computation.precision,
         "compile": False,
         "num_classes": _CLASSES,
-        "peak_tflops": at_peak.flops / 1e12,
-        "peak_source": at_peak.source,
+        "peak_tflops": peak_flops / 1e12,
+        "peak_source": peak_source,
         "free_memory_bytes": free_bytes(computation.device),
         "stopped": budget.stop.raised,
         "machine": machine_facts(computation),

@@ -2,7 +2,9 @@
 
 import math
 import statistics
+import tempfile
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -25,19 +27,20 @@ from vitctl.bench.timed_steps import (
     DATA,
     LOG,
     OPTIMIZER,
+    PARTS,
     WARM_UP,
-    Prepared,
-    Steps,
     measure_steps,
+    micro_batches,
     with_images,
     with_training,
     without_extras,
 )
-from vitctl.data.loader.batches import Batch
+from vitctl.data.loader.batches import Batch, take
 from vitctl.engine.lanes import ByLanes
 from vitctl.engine.runtime import Computation, alone, num_workers
 from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.sharding import is_sharded
+from vitctl.engine.trainer import Trainer
 from vitctl.errors import LaunchError, is_out_of_memory
 from vitctl.jobs.plan import plan_training
 from vitctl.models.flops import (
@@ -48,7 +51,6 @@ from vitctl.models.flops import (
 from vitctl.models.variants import Config, to_dict
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sections import OPTIMIZERS
-from vitctl.system.files import scratch_folder
 from vitctl.system.text import bytes_text, count_text
 
 COMMUNICATION = "communication"
@@ -81,7 +83,8 @@ def bench_model(
     computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
     results: list[dict[str, Any]] = []
     try:
-        with scratch_folder("bench") as folder, guarded(computation.device):
+        with tempfile.TemporaryDirectory(prefix="vitctl-bench-") as name, guarded(computation.device):
+            folder = Path(name)
             budget.say("opening the data")
             recipe, notes = with_images(without_extras(recipe), folder)
             plan = plan_training(recipe)
@@ -91,8 +94,8 @@ def bench_model(
             with_training(
                 measured,
                 folder,
-                lambda prepared: results.append(
-                    _measure(prepared, plan.config, recipe.schedule.batch_size, budget.restarted())
+                lambda trainer: results.append(
+                    _measure(trainer, measured, plan.config, recipe.schedule.batch_size, budget.restarted())
                 ),
             )
     except Exception as error:
@@ -166,26 +169,32 @@ def measured_recipe(
     return recipe.model_copy(update=changed)
 
 
-def _measure(prepared: Prepared, config: Config, recipe_batch: int, budget: Budget) -> dict[str, Any]:
+def _measure(
+    trainer: Trainer, recipe: Pretrain | Finetune, config: Config, recipe_batch: int, budget: Budget
+) -> dict[str, Any]:
     """Measure a prepared training, the most important part first, because the budget or Ctrl-C may end it."""
-    trainer, recipe = prepared.trainer, prepared.recipe
-    runtime, s, m = trainer.runtime, recipe.schedule, recipe.machine
+    runtime, s, m, is_noise = trainer.runtime, recipe.schedule, recipe.machine, bool(recipe.data.synthetic)
     if m.compile:
         budget.say("compiling")
-        trainer.train_step.warm_up(prepared.one_step())
+        trainer.train_step.warm_up(one_step(trainer))
         budget = budget.restarted()
     budget.say("measuring matrix products")
     matrix_seconds = min(_MATRIX_SECONDS, _RATE * budget.seconds)
     matrix = matrix_rate(runtime.device, runtime.precision, matrix_seconds)
-    steps = measure_steps(prepared, budget.part(_STEPS))
-    one_step = prepared.one_step()
-    split = _mean_split(prepared, steps, communication(prepared, one_step, budget))
+    steps, peak_memory = measure_steps(trainer, budget.part(_STEPS))
+    split = {part: statistics.fmean(step[part] for step in steps) for part in PARTS}
+    if is_noise:
+        del split[DATA]  # nothing waits for it
+    batches = one_step(trainer)
+    if (exchange := communication(trainer, batches, budget)) is not None:
+        hidden = min(exchange, split[BACKWARD])
+        split |= {BACKWARD: split[BACKWARD] - hidden, COMMUNICATION: hidden}
     largest, sizes = None, list[Attempt]()
     if budget.left > 0:
         most = -(-recipe_batch // runtime.num_processes)
-        largest, sizes = largest_micro_batch(prepared, one_step[0], most, budget.part(_LARGEST))
+        largest, sizes = largest_micro_batch(trainer, batches[0], most, budget.part(_LARGEST))
     seconds = sum(split.values())
-    at_peak = peak(runtime.device, runtime.precision, matrix)
+    peak_flops, peak_source = peak(runtime.device, runtime.precision, matrix)
     achieved = s.batch_size / seconds * trainer.log.flops_per_image / runtime.num_processes
     return {
         "kind": "model",
@@ -194,7 +203,7 @@ def _measure(prepared: Prepared, config: Config, recipe_batch: int, budget: Budg
         "parameters": count_parameters(config),
         "image_size": config.image_size,
         "flops_per_image": trainer.log.flops_per_image,
-        "data": "noise" if prepared.synthetic else recipe.data.path or recipe.data.dataset or "mixture",
+        "data": "noise" if is_noise else recipe.data.path or recipe.data.dataset or "mixture",
         "batch_size": s.batch_size,
         "recipe_batch_size": recipe_batch,
         "micro_batch": s.leaf_images if s.lanes else m.micro_batch,
@@ -207,38 +216,27 @@ def _measure(prepared: Prepared, config: Config, recipe_batch: int, budget: Budg
         "checkpoint_blocks": m.checkpoint_blocks,
         "sharding": getattr(m, "sharding", "none"),
         "processes": runtime.num_processes,
-        "workers": 0 if prepared.synthetic else num_workers(m, runtime.device, runtime.num_processes),
+        "workers": 0 if is_noise else num_workers(m, runtime.device, runtime.num_processes),
         "log_trace": recipe.log.trace,
-        "steps": len(steps.split),
-        "step_seconds": [sum(step[part] for part in step if part in split) for step in steps.split],
+        "steps": len(steps),
+        "step_seconds": [sum(step[part] for part in split if part in step) for step in steps],
         "seconds": seconds,
         "split": split,
         "images_per_second": s.batch_size / seconds,
         "recipe_images_per_second": _at_recipe_batch(split, s.batch_size, recipe_batch),
         "tflops": achieved / 1e12,
-        "mfu": achieved / at_peak.flops,
-        "mfu_against": at_peak.source,
-        "peak_tflops": at_peak.flops / 1e12,
+        "mfu": achieved / peak_flops,
+        "mfu_against": peak_source,
+        "peak_tflops": peak_flops / 1e12,
         "matrix_tflops": {runtime.precision: matrix / 1e12},
-        "peak_memory_bytes": steps.peak,
+        "peak_memory_bytes": peak_memory,
         "free_memory_bytes": free_bytes(runtime.device),
         "largest_micro_batch": None if largest is None else asdict(largest),
         "micro_batches": [asdict(one) for one in sizes],
-        "notes": _few_steps(len(steps.split), seconds),
+        "notes": _few_steps(len(steps), seconds),
         "stopped": budget.stop.raised,
         "machine": machine_facts(runtime),
     }
-
-
-def _mean_split(prepared: Prepared, steps: Steps, exchange: float | None) -> dict[str, float]:
-    """Return the mean seconds of each part of a step; with noise images nothing waits for data."""
-    split = steps.mean()
-    if prepared.synthetic:
-        del split[DATA]
-    if exchange is not None:
-        hidden = min(exchange, split[BACKWARD])
-        split |= {BACKWARD: split[BACKWARD] - hidden, COMMUNICATION: hidden}
-    return split
 
 
 def _at_recipe_batch(split: dict[str, float], images: int, recipe_batch: int) -> float:
@@ -259,34 +257,38 @@ def _few_steps(steps: int, seconds: float) -> list[str]:
     ]
 
 
-def gradient_seconds(prepared: Prepared, micro_batches: list[Batch]) -> float:
-    """Return the seconds of one update's gradients, which are discarded."""
-    return seconds_of(prepared.device, lambda: prepared.trainer.train_step.warm_up(micro_batches))
+def one_step(trainer: Trainer) -> list[Batch]:
+    """This process's micro-batches of one step."""
+    return take(micro_batches(trainer), len(trainer.own))
 
 
-def communication(prepared: Prepared, micro_batches: list[Batch], budget: Budget) -> float | None:
+def gradient_seconds(trainer: Trainer, batches: list[Batch]) -> float:
+    """Seconds of one update's gradients, which are discarded."""
+    return seconds_of(trainer.runtime.device, lambda: trainer.train_step.warm_up(batches))
+
+
+def communication(trainer: Trainer, batches: list[Batch], budget: Budget) -> float | None:
     """Measure the part of the gradient exchange that the backward pass does not hide.
 
     Returns:
         seconds per update: the difference between gradients with and without the exchange, in turns. None
         with one process, or if the exchange cannot be switched off.
     """
-    trainer = prepared.trainer
     model, network = trainer.train_step.model, trainer.train_step.network
     if model is network or is_sharded(network):
         return None
     pairs = []
     for number in range(_ROUNDS):
         budget.say(f"measuring communication, round {number + 1}")
-        together = gradient_seconds(prepared, micro_batches)
+        together = gradient_seconds(trainer, batches)
         with trainer.runtime.accelerator.no_sync(model):
-            pairs.append((together, gradient_seconds(prepared, micro_batches)))
+            pairs.append((together, gradient_seconds(trainer, batches)))
     together, apart = (statistics.median(column) for column in zip(*pairs[1:], strict=True))
     return float(max(0.0, together - apart))
 
 
 def largest_micro_batch(
-    prepared: Prepared, batch: Batch, most: int, budget: Budget
+    trainer: Trainer, batch: Batch, most: int, budget: Budget
 ) -> tuple[Largest | None, list[Attempt]]:
     """Find the largest micro-batch whose gradients fit beside weights, optimizer and average.
 
@@ -295,23 +297,23 @@ def largest_micro_batch(
         the others, with lanes, whose leaves have a fixed size, and on a CPU when compiled: each size is
         compiled there, in the memory of the process.
     """
-    trainer = prepared.trainer
+    device = trainer.runtime.device
     has_lanes = isinstance(trainer.train_step.gradients, ByLanes)
-    compiles = trainer.recipe.machine.compile and prepared.device.type == "cpu"
+    compiles = trainer.recipe.machine.compile and device.type == "cpu"
     if trainer.runtime.num_processes > 1 or is_sharded(trainer.state.network) or has_lanes or compiles:
         return None, []
-    reset_peak(prepared.device)
-    known = [Attempt(0, True, used_bytes(prepared.device))]
+    reset_peak(device)
+    known = [Attempt(0, True, used_bytes(device))]
 
     def attempt(images: int) -> Attempt:
         budget.say(f"trying a micro-batch of {images:,}")
         larger = enlarged(batch, images)
-        done = attempted(prepared.device, images, lambda _: gradient_seconds(prepared, [larger]))
+        done = attempted(device, images, lambda _: gradient_seconds(trainer, [larger]))
         if not done.fits:
             trainer.state.optimizer.zero_grad(set_to_none=True)
         return done
 
-    largest = largest_batch(attempt, most, room_of(prepared.device), lambda: budget.left, known)
+    largest = largest_batch(attempt, most, room_of(device), lambda: budget.left, known)
     if largest.images < len(batch) and not (largest.tried and largest.bound == "memory"):
         largest = Largest(len(batch), True, "time")  # the measured steps had that many
     return largest, [one for one in known if one.images]

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from vitctl.bench.largest_batch import peak_bytes, reset_peak
 from vitctl.bench.measuring import Budget
 from vitctl.data.loader.batches import Batch, take
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.runtime import moment, seconds_between
+from vitctl.engine.runtime import Runtime, moment, seconds_between
 from vitctl.engine.trainer import Trainer
 from vitctl.engine.update import Sums, TrainStep, Update
 from vitctl.errors import DataError
@@ -72,43 +72,22 @@ def with_images(recipe: Pretrain | Finetune, scratch: Path) -> tuple[Pretrain | 
     return recipe, []
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A prepared training."""
-
-    trainer: Trainer
-    recipe: Pretrain | Finetune
-
-    @property
-    def synthetic(self) -> bool:
-        """Whether its images are noise."""
-        return bool(self.recipe.data.synthetic)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        return self.trainer.runtime.device
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield a run's micro-batches without end; noise repeats the images of one step."""
-        made = self.trainer.batches(first_step=0)
-        return cycle(take(made, len(self.trainer.own))) if self.synthetic else made
-
-    def one_step(self) -> list[Batch]:
-        """Return this process's micro-batches of one step."""
-        return take(self.batches(), len(self.trainer.own))
+def micro_batches(trainer: Trainer) -> Iterator[Batch]:
+    """A run's micro-batches without end; noise repeats the images of one step."""
+    made = trainer.batches(first_step=0)
+    return cycle(take(made, len(trainer.own))) if getattr(trainer.recipe.data, "synthetic", 0) else made
 
 
 class _DoneError(Exception):
     """Ends the job after its training was measured."""
 
 
-def with_training(recipe: Pretrain | Finetune, scratch: Path, measure: Callable[[Prepared], None]) -> None:
+def with_training(recipe: Pretrain | Finetune, scratch: Path, measure: Callable[[Trainer], None]) -> None:
     """Prepare the recipe's training as its job does, and call `measure` with it."""
 
     def act(trainer: Trainer) -> None:
         try:
-            measure(Prepared(trainer, recipe))
+            measure(trainer)
         finally:
             trainer.runtime.release()
         raise _DoneError
@@ -189,62 +168,54 @@ def timed(trainer: Trainer, clock: Clock) -> Trainer:
     )
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Measured steps: seconds of the parts of each, and the peak memory in bytes."""
-
-    split: list[dict[str, float]]
-    peak: int
-
-    def mean(self) -> dict[str, float]:
-        """Return the seconds of each part of a mean step."""
-        return {part: sum(step[part] for step in self.split) / len(self.split) for part in PARTS}
-
-
 class _Enough(BaseException):
     """Ends the loop."""
 
 
-def measure_steps(prepared: Prepared, budget: Budget, least: int = 1) -> Steps:
+def measure_steps(trainer: Trainer, budget: Budget, least: int = 1) -> tuple[list[dict[str, float]], int]:
     """Run the training loop with its updates and records until the budget is spent.
 
     Args:
-        prepared: the training.
+        trainer: before its first step; it stays there.
         budget: for the measured steps and the warm-up.
         least: the minimum number of measured steps.
+
+    Returns:
+        the seconds of the parts of each step, and the peak memory in bytes.
     """
-    clock = Clock(prepared.device)
-    trainer = timed(prepared.trainer, clock)
-    trainer.log.start(0, trainer.facts, trains=False)
+    device = trainer.runtime.device
+    clock = Clock(device)
+    looping = timed(trainer, clock)
+    looping.log.start(0, looping.facts, trains=False)
     with contextlib.suppress(_Enough):
-        trainer.run_steps(_clocked(prepared, clock, budget, least))
-    return Steps(clock.steps(), peak_bytes(prepared.device))
+        looping.run_steps(_clocked(trainer, clock, budget, least))
+    return clock.steps(), peak_bytes(device)
 
 
-def _clocked(prepared: Prepared, clock: Clock, budget: Budget, least: int) -> Iterator[Batch]:
+def _clocked(trainer: Trainer, clock: Clock, budget: Budget, least: int) -> Iterator[Batch]:
     """Yield the training's micro-batches, with a stamp before each step, until the time is over."""
-    batches, step, began = prepared.batches(), -WARM_UP, time.monotonic()
+    batches, step, began = micro_batches(trainer), -WARM_UP, time.monotonic()
     while True:
         took, began = time.monotonic() - began, time.monotonic()
         if step == 1 - WARM_UP and budget.left < budget.seconds / 2:
             step = 0  # steps are so long that one is enough to warm up
         if step == 0:
-            reset_peak(prepared.device)
+            reset_peak(clock.device)
             clock.restart()
         clock.switch(DATA)
-        if step >= least and _is_over(prepared, budget):
+        if step >= least and _is_over(trainer.runtime, budget):
             raise _Enough
         longer = f"; a step takes {took:.0f} s" if took > max(1, budget.left) else ""
         budget.say((f"training step {step + 1}" if step >= 0 else "warming up") + longer)
         given = 0
-        while given < len(prepared.trainer.own):
+        while given < len(trainer.own):
             batch = next(batches)
             given += len(batch)
             yield batch
         step += 1
 
 
-def _is_over(prepared: Prepared, budget: Budget) -> bool:
-    """Return whether the time is over on any process, so that all end after the same step."""
-    runtime, over = prepared.trainer.runtime, budget.left <= 0
+def _is_over(runtime: Runtime, budget: Budget) -> bool:
+    """Whether the time is over on any process, so that all end after the same step."""
+    over = budget.left <= 0
     return over if runtime.num_processes == 1 else runtime.sum([float(over)])[0] > 0

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir
 import onnxruntime
 import torch
 from torch import Tensor
@@ -105,23 +104,9 @@ def trace(model: Raw, path: Path, metadata: dict[str, str]) -> None:
     program.model.metadata_props.update(metadata)
     for node in program.model.graph.all_nodes():
         node.metadata_props.pop(_ONNX_TRACE, None)  # with paths of this machine
-    _turn_keys_twice(program.model.graph)
     weights = [value.const_value for value in program.model.graph.initializers.values()]
     size = sum(weight.nbytes for weight in weights if weight is not None)
     program.save(path, external_data=size > MOST_BYTES_INSIDE)
-
-
-def _turn_keys_twice(graph: Any) -> None:
-    """Turn keys `[B, N, H, Dh]` to `[B, H, N, Dh]` and then to `[B, H, Dh, N]`, which exporters do at once.
-
-    OpenVINO computes both turns within its attention, but not one for both.
-    """
-    for node in list(graph):
-        if node.op_type == "Transpose" and list(node.attributes["perm"].as_ints()) == [0, 2, 3, 1]:
-            before = onnx_ir.node("Transpose", [node.inputs[0]], {"perm": [0, 2, 1, 3]})
-            graph.insert_before(node, before)
-            node.replace_input_with(0, before.outputs[0])
-            node.attributes["perm"] = onnx_ir.AttrInt64s("perm", [0, 1, 3, 2])
 
 
 def described(path: Path) -> str:

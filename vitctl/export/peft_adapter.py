@@ -19,11 +19,11 @@ from vitctl.models.build import build, check_state
 from vitctl.models.lora import adapt, factors_of, merged
 from vitctl.models.variants import LORA_TARGETS
 from vitctl.models.weights import huggingface
-from vitctl.models.weights.containers import read_json, read_tensors, save_tensors, write_json
+from vitctl.models.weights.containers import read_json, read_tensors, save_tensors
 from vitctl.models.weights.download import CONFIG
 from vitctl.models.weights.layouts import rule_for
 from vitctl.models.weights.weights_file import Weights, program_files, tempered
-from vitctl.system.files import write_text
+from vitctl.system.files import write_json, write_text
 
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX, _HEAD = "base_model.model", "classifier"
@@ -74,9 +74,9 @@ def write_peft(request: ExportRequest, folder: Path) -> Written:
         "bias": "none",
         "inference_mode": True,
     }
-    write_json(folder / _CONFIG, settings)
+    write_json(folder / _CONFIG, settings, sort_keys=True)
     for name, value in program_files(huggingface.LAYOUT, found.weights).items():
-        write_json(folder / name, value)
+        write_json(folder / name, value, sort_keys=True)
     notes = (
         f"the start weights, SHA-256 {lora['from_sha256']}, are not in it: write them with `vitctl export "
         f"--to hf`, and open them with config=transformers.AutoConfig.from_pretrained(FOLDER), which has the "

@@ -184,15 +184,16 @@ class GivenImages:
         """Yield images as a file takes them: batches of prepared squares, uint8 [B, 3, S, S]; or single
         photographs, decoded and upright, uint8 [1, H, W, 3].
         """
-        for images in self._photographs(source) if photographs else self._squares(source):
+        if photographs:
+            prepared = self._photographs(source)
+        else:
+            batches = eval_batches(
+                source, self.transform, batch_size=_BATCH, rank=0, num_processes=1, num_workers=0
+            )
+            prepared = (batch.images[batch.weights > 0] for batch in batches)
+        for images in prepared:
             self._stop.check()
             yield images
-
-    def _squares(self, source: Source) -> Iterator[Tensor]:
-        batches = eval_batches(
-            source, self.transform, batch_size=_BATCH, rank=0, num_processes=1, num_workers=0
-        )
-        return (batch.images[batch.weights > 0] for batch in batches)
 
     def _photographs(self, source: Source) -> Iterator[Tensor]:
         exif, truncated = self.transform.exif_orientation, self.transform.truncated

@@ -20,12 +20,12 @@ from vitctl.export.graph import Raw
 from vitctl.export.proof import Opened, answering, run_model
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, run_of
 from vitctl.jobs.record.result import read_result
-from vitctl.models.weights.containers import read_json, write_json
+from vitctl.models.weights.containers import read_json
 from vitctl.models.weights.download import CONFIG
 from vitctl.models.weights.licence import licence_sentence
 from vitctl.models.weights.meta import activation_of
 from vitctl.models.weights.weights_file import read_weights, write_weights
-from vitctl.system.files import write_text
+from vitctl.system.files import write_json, write_text
 from vitctl.system.text import one_line
 
 # Licences that Hugging Face knows by name.
@@ -59,7 +59,7 @@ def write_weights_file(request: ExportRequest, folder: Path) -> Written:
         }
         names = {"licence": "license", "licence_link": "license_link"}
         known = {theirs: meta[name] for name, theirs in names.items() if meta.get(name)}
-        write_json(folder / CONFIG, config | known | {"vitctl": ours})
+        write_json(folder / CONFIG, config | known | {"vitctl": ours}, sort_keys=True)
     return Written(written.files[0], written.notes)
 
 

@@ -1,4 +1,4 @@
-"""Figures and numbers of what is inside a network: the paper's Section 4.5, Appendices D.3, D.4, D.7, D.8."""
+"""Figures and numbers of what is inside a network: the paper's Section 4.5, Appendices D.4, D.7, D.8."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vitctl.analysis import inspect_figures, observe, parameters
+from vitctl.analysis import inspect_figures, parameters
 from vitctl.analysis.attention_maps import (
     attention_layers,
     overlay,
@@ -18,7 +18,7 @@ from vitctl.analysis.attention_maps import (
     uniform_distance,
 )
 from vitctl.analysis.inspect_figures import Panel, draw_position_similarity
-from vitctl.analysis.observe import PARTS, Observed, missing_parts
+from vitctl.analysis.observe import OF_IMAGES, PARTS, Observed, missing_parts, observe
 from vitctl.data.source.splits import select
 from vitctl.engine.computation import choose_attention, computed
 from vitctl.engine.journal import json_text
@@ -108,7 +108,7 @@ def look(
     for begin in range(0, len(images), batch):
         normal = normalise(images[begin : begin + batch])
         with runtime.autocast():
-            parts.append(observe.observe(model, normal))
+            parts.append(observe(model, normal))
         done(min(begin + batch, len(images)), len(images))
     seen = Observed.joined(parts)
     if not bool(seen.logits.isfinite().all() and seen.distances.isfinite().all()):
@@ -260,7 +260,6 @@ def _draw_distance(subject: Subject) -> Drawn:
         "layers": [
             {
                 "depth": layer.depth,
-                "along": layer.along,
                 "heads": _rounded(heads),
                 "mean": round(float(heads.mean()), 6),
                 "uniform": round(uniform_distance(layer), 6),
@@ -332,38 +331,11 @@ def _predictions(subject: Subject) -> list[str]:
     return [names[best] for best in logits.argmax(dim=1).tolist()]
 
 
-def _draw_pooling(subject: Subject) -> Drawn:
-    assert subject.seen is not None and subject.chosen is not None
-    labels = torch.tensor(subject.chosen.labels)
-    both = {"class_token": subject.seen.class_token, "patch_mean": subject.seen.patch_mean}
-    cosines = observe.cosines(*both.values())
-    text = f"cosine between them {cosines.mean():.2f}"
-    numbers: dict[str, Any] = {"cosine": {"mean": float(cosines.mean()), "of_images": _rounded(cosines)}}
-    titles = ["class token", "mean of the patches"]
-    found = [observe.separation(one, labels) for one in both.values()]
-    if found[0].total:
-        shares = [one.correct / one.total for one in found]
-        numbers["nearest_class_mean"] = {
-            name: {"accuracy": share, "correct": one.correct, "total": one.total}
-            for name, share, one in zip(both, shares, found, strict=True)
-        }
-        titles = [f"{title}: {share:.0%} right" for title, share in zip(titles, shares, strict=True)]
-        text += f"; nearest class mean: class token {shares[0]:.0%}, mean {shares[1]:.0%} right"
-    else:
-        numbers["nearest_class_mean"] = None
-        text += "; nearest class mean: needs two classes, one with two labelled images"
-    planes = [*zip(titles, map(observe.plane, both.values()), strict=True)]
-    heading = subject.heading("Class token and mean of the patches", subject.images_text)
-    figure = inspect_figures.draw_pooling(planes, labels, subject.chosen.class_names, cosines, heading)
-    return text, numbers, {"pooling": figure}
-
-
 DRAW: dict[str, Callable[[Subject], Drawn]] = {
     "filters": _draw_filters,
     "position_similarity": _draw_positions,
     "attention_distance": _draw_distance,
     "rollout": _draw_rollout,
-    "pooling": _draw_pooling,
 }
 
 
@@ -376,7 +348,6 @@ def _rounded(values: Tensor) -> Any:
 
 
 NUMBERS = "inspect.json"
-_OF_IMAGES = ("attention_distance", "rollout", "pooling")
 _NUMBER_LIST = re.compile(r"\[\s*(-?\d[^\[\]{}\"]*?)\s*\]")
 
 
@@ -481,7 +452,7 @@ def _draw_all(subject: Subject, folder: Path) -> tuple[list[Row], dict[str, Any]
     reasons = missing_parts(config)
     if subject.seen is None:
         needs = "needs images: name files or folders, or a split with --data"
-        reasons = dict.fromkeys(_OF_IMAGES, needs) | reasons
+        reasons = dict.fromkeys(OF_IMAGES, needs) | reasons
     rows, numbers = [], dict[str, Any]()
     rows += [Row(subject.name, "weights", line, ()) for line in subject.found.warnings]
     for part in PARTS:

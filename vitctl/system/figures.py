@@ -1,7 +1,6 @@
 """The look of all matplotlib figures, and how they are written. Matplotlib is imported when it is needed."""
 
 import importlib.util
-import sys
 import textwrap
 import unicodedata
 import warnings
@@ -24,8 +23,6 @@ _FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts"
 _MOST_FONTS = 2000
 _SPECIAL = ("Math", "Bold", "Oblique", "Italic", "Light", "Thin", "Black", "Mono", "Serif", "Condensed")
 _NO_LETTER = "\uffff"
-_SPELLED: set[str] = set()  # letters that no font of this machine has
-_NOTED: list[bool] = []
 
 
 # Fonts: the first is Pillow's or matplotlib's; others are those of the machine, where a name needs one.
@@ -84,18 +81,7 @@ def _drawable(letter: str, path: str) -> str:
     plain = unicodedata.normalize("NFKD", letter)
     if plain != letter:
         return "".join(_drawable(one, path) for one in plain)
-    _SPELLED.add(letter)
     return f"[U+{ord(letter):04X}]"
-
-
-def note_spelled() -> None:
-    """Say on standard error, once, that letters were spelled out."""
-    if _SPELLED and not _NOTED:
-        _NOTED.append(True)
-        few = ", ".join(f"U+{ord(letter):04X}" for letter in sorted(_SPELLED)[:5])
-        print(
-            f"note: no font here has {few}: spelled out; install a font, such as fonts-noto", file=sys.stderr
-        )
 
 
 def can_plot() -> bool:
@@ -187,7 +173,6 @@ def save_figure(figure: Any, path: Path, title: str = "") -> Path:
     for text in figure.findobj(Text):
         if not text.get_text().isascii() and (font := font_path(text.get_text(), first)) != first:
             text.set_fontproperties(FontProperties(fname=font, size=text.get_fontsize()))
-    note_spelled()
     kind = path.suffix[1:].lower()
     undated = {"Software": None} if kind == "png" else {"Date": None}
     with atomic_write(path) as aside, rc_context({"svg.hashsalt": "vitctl"}), warnings.catch_warnings():

@@ -212,15 +212,14 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
-def write_json(path: Path, value: Any) -> Path:
+def write_json(path: Path, value: Any, *, sort_keys: bool = False) -> Path:
     """Write a value as indented JSON, atomically.
 
     Raises:
         ValueError: the value holds NaN or an infinity, which are not JSON.
     """
-    return write_text(
-        path, escaped_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
-    )
+    text = json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False)
+    return write_text(path, escaped_json(text) + "\n")
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
@@ -430,26 +429,6 @@ def lock_alone(
         if time.monotonic() > until:
             raise error(f"{place}: is being written by another process; wait for it or stop it")
         time.sleep(0.1)
-
-
-_LOCKED_SECONDS = 60  # after which the process that made a scratch folder holds its lock
-
-
-@contextmanager
-def scratch_folder(kind: str) -> Iterator[Path]:
-    """Make a temporary folder for the block. Remove those of the same kind that killed processes left behind.
-
-    A process locks its folder as long as it lives.
-    """
-    for left in Path(tempfile.gettempdir()).glob(f"vitctl-{kind}-*"):
-        with suppress(OSError), opened_folder(left) as descriptor:
-            about = os.fstat(descriptor)
-            is_old = time.time() - about.st_mtime > _LOCKED_SECONDS
-            if is_old and about.st_uid == os.getuid() and lock(descriptor):
-                shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=f"vitctl-{kind}-") as name, opened_folder(name) as descriptor:
-        lock_alone(descriptor, Path(name), error=LaunchError)
-        yield Path(name)
 
 
 @contextmanager

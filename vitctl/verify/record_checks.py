@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source, split_sources
@@ -59,6 +59,10 @@ T = TypeVar("T")
 _OTHER = "has not the digest that the result names: it was changed, cut, or is of another run"
 
 
+# Of a file by `end_of`; what an earlier release named instead is not compared.
+End = Annotated[str, AfterValidator(lambda end: end if ":" in end else "")]
+
+
 class ResultFields(BaseModel):
     """The fields of a result that are compared with the run's other files."""
 
@@ -70,8 +74,8 @@ class ResultFields(BaseModel):
     recipe_sha256: str = ""
     train_sha256: str = ""
     data_sha256: str = ""
-    log_end: str = Field("", alias="log.jsonl")
-    steps_end: str = Field("", alias="steps.jsonl")
+    log_end: End = Field("", alias="log.jsonl")
+    steps_end: End = Field("", alias="steps.jsonl")
     result_digest: str = Field("", alias="result.json")
     checkpoints: dict[str, str] = {}
 

@@ -1,6 +1,7 @@
 """`vitctl verify`: check a run against its records, and recompute steps and its score."""
 
 import random
+import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -10,7 +11,6 @@ from vitctl.errors import CheckpointError, RecipeError, refuse
 from vitctl.jobs.record.result import published_digest
 from vitctl.recipe.load import Loaded, Override, load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
-from vitctl.system.files import scratch_folder
 from vitctl.system.text import typed
 from vitctl.verify.finding import FAILS, Finding, Progress, ok, unchecked, unproven
 from vitctl.verify.record_checks import Training, check_data, check_recipe, check_records, read_training
@@ -18,7 +18,7 @@ from vitctl.verify.record_checks import Training, check_data, check_recipe, chec
 FolderFinding = tuple[Path, Finding]  # folder of a training, and a finding about it
 Range = tuple[int, int]  # first and last step
 
-_NO_WEIGHTS = (True, "weights", "not checked")  # of the run itself
+_IN_DIGEST = ("log", "weights")
 _PLACES = 3  # that `--replay any` replays
 _STEPS = 5  # at each of them
 
@@ -64,12 +64,14 @@ def verify(
     chosen = _chosen_trainings(trainings, steps) if steps else []
     planned = [(training, _chosen_steps(training, steps)) for training in chosen]
     is_traced = isinstance(loaded.recipe, Pretrain | Finetune | Vtab) and loaded.recipe.log.trace
-    failed = lacks_weights = False
-    with scratch_folder("verify") as scratch:
+    failed, is_whole = False, True
+    with tempfile.TemporaryDirectory(prefix="vitctl-verify-") as name:
+        scratch = Path(name)
         for training in trainings:
             for finding in check_records(training, is_traced=is_traced):
                 failed |= finding.state in FAILS
-                lacks_weights |= (training is trainings[0], finding.what, finding.state) == _NO_WEIGHTS
+                if training is trainings[0] and finding.what in _IN_DIGEST:
+                    is_whole &= finding.state == "ok"
                 yield training.folder, finding
         run = trainings[0]
         if folder == run_dir:
@@ -79,7 +81,7 @@ def verify(
                 yield folder, finding
         if run.finished is not None and not failed:
             text = f"{published_digest(run.finished)} of the result and all records"
-            yield folder, ok("digest", text if lacks_weights else f"{text}; publish this one")
+            yield folder, ok("digest", f"{text}; publish this one" if is_whole else text)
         if not planned:
             yield folder, unchecked("replay", "no step was computed again: --replay any, A, A:B or all")
         for number, (training, ranges) in enumerate(planned):

@@ -119,15 +119,13 @@ def test_drawable__without_other_fonts_has_no_letter_that_the_font_lacks(
 
 
 def test_drawable__uses_a_font_of_the_machine_where_a_name_needs_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of a font that has a letter, a damaged one and one that has none, the first is taken."""
     dejavu = Path(findfont("DejaVu Sans"))
     (tmp_path / "a.ttf").write_bytes(b"no font")
     (tmp_path / "b.ttf").write_bytes(dejavu.read_bytes())
     monkeypatch.setattr(figures, "_FOLDERS", (str(tmp_path),))
-    monkeypatch.setattr(figures, "_SPELLED", set())
-    monkeypatch.setattr(figures, "_NOTED", [])
     for cached in (figures._system_fonts, figures.font_path):
         cached.cache_clear()
     text, font = drawable("Übergröße Жук \U0010fffd", 15)
@@ -136,9 +134,6 @@ def test_drawable__uses_a_font_of_the_machine_where_a_name_needs_one(
         cached.cache_clear()
     assert (text, font.getname()[0]) == ("Übergröße Жук [U+10FFFD]", "DejaVu Sans")
     assert plain[0] == "Übergröße" and default[1].getname()[0] != "DejaVu Sans"
-    figures.note_spelled()
-    figures.note_spelled()
-    assert capsys.readouterr().err.count("U+10FFFD") == 1
 
 
 SIZES = [(10, 20), (10, 10), (30, 10), (12, 12)]

@@ -175,7 +175,9 @@ def told(name: str, **more: Any) -> tuple[ViTConfig, dict[str, Any], nn.Module]:
     known = {"architecture": name, "global_pool": model.global_pool, "pretrained_cfg": model.pretrained_cfg}
     known = json.loads(json.dumps(known, default=list))
     state = model.state_dict()
-    row, tidy = next((row, tidy) for row in LAYOUTS if row.is_of(tidy := row.tidy(state)))
+    row, tidy = next(
+        (row, tidy) for row in LAYOUTS if row.mark in (tidy := row.tidy(state)) and row.absent not in tidy
+    )
     config, meta = row.describe(row, row.view(tidy), tidy, Beside(config=known))
     ours = build(config, device="meta").state_dict()
     to_ours(tidy, rules_for(row.table(1), ours), ours)

@@ -1,5 +1,6 @@
 """Checks of shards: their bytes, members and images, and that a folder holds what it should, no more."""
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,6 @@ from vitctl.data.source.views import check_labels, sample_key
 from vitctl.data.writer.intake import RECORD
 from vitctl.data.writer.intake import REPORT as INTAKE
 from vitctl.errors import DataError
-from vitctl.system.files import scratch_folder
 from vitctl.system.pool import Done, counted, run_tasks
 from vitctl.system.remote import copy, is_remote
 from vitctl.system.text import count_text, one_line
@@ -192,7 +192,8 @@ def _opened_shard(index: Index, number: int, *, fetch: bool) -> Iterator[Index]:
     if not fetch or not own.is_remote:
         yield own
         return
-    with scratch_folder("check") as folder:
+    with tempfile.TemporaryDirectory(prefix="vitctl-check-") as name:
+        folder = Path(name)
         with (folder / shard.name).open("wb") as file:
             copy(own.address(0), file, shard.num_bytes, num_bytes=shard.num_bytes)
         yield replace(own, folder=folder, base="", shards=(replace(shard, url=""),))

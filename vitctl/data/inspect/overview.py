@@ -16,7 +16,7 @@ from vitctl.data.images.pixel_digest import pixel_digest, pixel_notes
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.shards.index import has_label
 from vitctl.data.source.views import Source, sample_key
-from vitctl.system.figures import drawable, note_spelled
+from vitctl.system.figures import drawable
 from vitctl.system.files import atomic_write
 from vitctl.system.pool import Done, run_each
 from vitctl.system.text import one_line
@@ -120,7 +120,6 @@ def choose(num_samples: int, num_images: int, seed: int) -> list[int]:
 
 def save(page: Image.Image, path: Path) -> None:
     """Write a page as PNG, atomically; `MARK` is near its start."""
-    note_spelled()
     with atomic_write(path) as aside:
         about = PngInfo()
         about.add_text("Software", "vitctl")

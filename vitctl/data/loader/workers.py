@@ -10,13 +10,12 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -35,15 +34,11 @@ from vitctl.data.source.order import LaneOrder, SampleOrder, lanes_read
 from vitctl.data.source.views import Source, fetch_ahead, split_sources
 from vitctl.errors import writing
 from vitctl.system import process, remote
-from vitctl.system.files import scratch_folder
 from vitctl.system.process import blocked_signals, ensure_descriptors, ignore_signals
 
 _WORKERS: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 _GRACE_SECONDS = 2.0
-_LONGEST_TEMP = 66  # bytes; the path of a socket has at most 107
 _LOST_BATCH = 74  # EX_IOERR of sysexits.h
-_SCRATCH = ExitStack()
-atexit.register(_SCRATCH.close)
 
 
 @dataclass(frozen=True)
@@ -87,10 +82,6 @@ def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
     if not loader.num_workers:
         return iter(loader), Workers((), 0)
     ensure_descriptors(loader.num_workers)
-    # The folder of the workers' sockets: that of a killed run is found by its name, and removed.
-    settings = vars(multiprocessing.current_process())["_config"]
-    if "tempdir" not in settings and len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_TEMP:
-        settings["tempdir"] = str(_SCRATCH.enter_context(scratch_folder("mp")))
     handler, others, kills = (
         signal.getsignal(signal.SIGCHLD),
         set(multiprocessing.active_children()),

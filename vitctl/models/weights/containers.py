@@ -1,6 +1,5 @@
 """Files of weights: safetensors, NumPy archives and PyTorch files, read as tensors or not at all."""
 
-import json
 import math
 import pickle
 import re
@@ -33,8 +32,8 @@ from vitctl.models.weights.header import (
 from vitctl.models.weights.later import Later, now
 from vitctl.models.weights.layouts import Tensors, listed
 from vitctl.system import files, limits
-from vitctl.system.files import restore_mode, write_text
-from vitctl.system.text import escaped_json, one_line
+from vitctl.system.files import restore_mode
+from vitctl.system.text import one_line
 
 Kind = Literal["safetensors", "npz", "torch"]
 # What the libraries' readers, NumPy's parser of headers and the unpacking say of damage.
@@ -79,12 +78,6 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
     mode = path.stat().st_mode & 0o777
     save_file(tensors, path, metadata)
     restore_mode(path, mode)
-
-
-def write_json(path: Path, value: dict[str, Any]) -> Path:
-    """Write `value` as indented JSON atomically; equal values give equal bytes."""
-    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    return write_text(path, escaped_json(text) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -56,6 +56,7 @@ _RESAMPLE = dict(enumerate(RESAMPLE.values()))  # by Pillow's numbers
 _NOT_OF_TRANSFORMERS = ("eval_method", "eval_resize", "resample", "position_resize")  # an export records them
 _QKV = ("query", "key", "value")
 _SCALES = ("layer_scale1.lambda1", "layer_scale2.lambda1")  # of DINOv2 and DINOv3
+_PLAIN_MLP, _GATED_MLP = ("mlp.fc1", "mlp.fc2"), ("mlp.weights_in", "mlp.weights_out")  # of DINOv2
 # transformers 5 names modules otherwise in memory than in its files; a state dict saved by hand has these
 # names. In this order they also lead back.
 _ATTENTION_IN_MEMORY = {
@@ -237,13 +238,12 @@ def _bert(body: str, last: str) -> Table:
     }
 
 
-def _dinov2(body: str, *, gated: bool) -> Table:
-    inner, outer = ("mlp.weights_in", "mlp.weights_out") if gated else ("mlp.fc1", "mlp.fc2")
+def _dinov2(body: str, inner: str, outer: str) -> Table:
     return _classic(body, ("norm1", "norm2"), inner, outer, _SCALES, "layernorm")
 
 
-def _dinov3(*, gated: bool) -> Table:
-    inner, layer = ("mlp.gate_proj", "mlp.up_proj") if gated else ("mlp.up_proj",), "layer.{i}"
+def _dinov3(*inner: str) -> Table:
+    layer = "layer.{i}"
     return {
         "class_token": entry("embeddings.cls_token"),
         "registers": entry("embeddings.register_tokens"),
@@ -329,42 +329,11 @@ class _Family:
     remarks: tuple[str, ...] = ()
 
 
-def _own_dinov2(config: ViTConfig) -> dict[str, Any]:
-    return {
-        "mlp_ratio": _ratio(config),
-        "use_swiglu_ffn": config.mlp == "swiglu",
-        "layerscale_value": config.layer_scale,
-        **({"num_register_tokens": config.registers} if config.registers else {"use_mask_token": False}),
-    }
-
-
 def _ratio(config: ViTConfig) -> int:
     """Return the whole number that makes transformers' DINOv2 compute our MLP's size, 0 without one."""
     width, gated = config.hidden_size, config.mlp == "swiglu"
     sizes = {(-(-int(width * k * 2 / 3) // 8) * 8 if gated else width * k): k for k in range(64, 0, -1)}
     return sizes.get(config.mlp_size, 0)
-
-
-def _own_dinov3(config: ViTConfig) -> dict[str, Any]:
-    return {
-        "use_gated_mlp": config.mlp == "swiglu",
-        **({"hidden_act": "silu"} if config.mlp == "swiglu" else {}),
-        "layerscale_value": config.layer_scale,
-        "num_register_tokens": config.registers,
-        "query_bias": config.qkv_bias == "qv",
-        "key_bias": False,
-        "value_bias": config.qkv_bias == "qv",
-        "rope_theta": _ROPE_THETA,
-        "pos_embed_rescale": config.rotary_rescale if config.rotary_rescale > 1 else None,
-    }
-
-
-def _own_beit(config: ViTConfig) -> dict[str, Any]:
-    return {
-        "use_relative_position_bias": True,
-        "use_mean_pooling": config.norm_at == "pooled",
-        "layer_scale_init_value": config.layer_scale,
-    }
 
 
 def _fill_dinov3(config: ViTConfig) -> Tensors:
@@ -403,7 +372,12 @@ _DINOV2 = _Family(
     share=224 / 256,
     crops=True,
     spellings={**_ATTENTION_IN_MEMORY, ".mlp.down_proj.": ".mlp.weights_out."},
-    own=_own_dinov2,
+    own=lambda config: {
+        "mlp_ratio": _ratio(config),
+        "use_swiglu_ffn": config.mlp == "swiglu",
+        "layerscale_value": config.layer_scale,
+        **({"num_register_tokens": config.registers} if config.registers else {"use_mask_token": False}),
+    },
 )
 _DINOV2_REGISTERS = replace(
     _DINOV2,
@@ -428,7 +402,17 @@ _DINOV3 = _Family(
     colours=IMAGENET,
     resample="bilinear_antialias",
     spellings={r"^model\.": ""},
-    own=_own_dinov3,
+    own=lambda config: {
+        "use_gated_mlp": config.mlp == "swiglu",
+        **({"hidden_act": "silu"} if config.mlp == "swiglu" else {}),
+        "layerscale_value": config.layer_scale,
+        "num_register_tokens": config.registers,
+        "query_bias": config.qkv_bias == "qv",
+        "key_bias": False,
+        "value_bias": config.qkv_bias == "qv",
+        "rope_theta": _ROPE_THETA,
+        "pos_embed_rescale": config.rotary_rescale if config.rotary_rescale > 1 else None,
+    },
     fill=_fill_dinov3,
     remarks=(
         "transformers' image processor brings colours to 0 .. 1 before it resizes, vitctl after: they differ "
@@ -477,7 +461,11 @@ _BEIT = _Family(
     colours=IMAGENET,
     position_resize="bilinear",
     spellings={**_IN_MEMORY, **_BEIT_IN_MEMORY},
-    own=_own_beit,
+    own=lambda config: {
+        "use_relative_position_bias": True,
+        "use_mean_pooling": config.norm_at == "pooled",
+        "layer_scale_init_value": config.layer_scale,
+    },
 )
 
 
@@ -703,7 +691,7 @@ def _lacks(family: _Family, config: ViTConfig) -> tuple[tuple[object, str], ...]
             "its classifier has no pre-logits layer, only the model without a head has one (the pooler)",
         ),
         (
-            family.own is _own_dinov2 and not _ratio(config),
+            family.prefix.startswith("dinov2") and not _ratio(config),
             f"its MLP has a multiple of the width, not {config.mlp_size} for {config.hidden_size}",
         ),
         (
@@ -801,57 +789,87 @@ def _layout(family: _Family, table: Table, mark: str, absent: str = "", **needs:
     )
 
 
-def _gated_layouts(
-    family: _Family, table: Callable[..., Table], marks: Mapping[str, tuple[str, str]], **needs: Any
-) -> Iterator[WeightsLayout]:
-    """Yield the rows of a family for each MLP: `marks` are a tensor that it has, and one that it has not."""
-    more = {"classifier": _ANY_POOL, "layer_scale": (True,), **needs}
-    for mlp, (mark, absent) in marks.items():
-        yield _layout(family, table(gated=mlp == "swiglu"), mark, absent, mlp=(mlp,), **more)
-
-
-def _dinov2_layouts(family: _Family, absent: str = "", **needs: Any) -> Iterator[WeightsLayout]:
-    layer = f"{family.prefix}.encoder.layer.0.mlp"
-    marks = {"gelu": (f"{layer}.fc1.weight", absent), "swiglu": (f"{layer}.weights_in.weight", absent)}
-    return _gated_layouts(family, partial(_dinov2, family.prefix), marks, **needs)
-
-
-def _beit_layouts() -> Iterator[WeightsLayout]:
-    pooled = "beit.pooler.layernorm.weight"
-    for last, pool, norm_at in (("pooler.layernorm", "patches", "pooled"), ("layernorm", "token", "tokens")):
-        yield _layout(
-            _BEIT if pool == "patches" else replace(_BEIT, pools="token"),
-            _bert("beit", last),
-            *((pooled,) if norm_at == "pooled" else ("beit.encoder.layer.0.lambda_1", pooled)),
-            classifier=(pool,),
-            norm_at=(norm_at,),
-            layer_scale=(True,),
-            position_embedding=("relative_bias",),
-            qkv_bias=("qv",),
-        )
-
-
 TABLE = _bert("vit", "layernorm")
 LAYOUT = _layout(_VIT, TABLE, "vit.encoder.layer.0.layernorm_before.weight")
 # A file belongs to the first of them whose mark it has. config.json tells gelu and norm_eps,
 # preprocessor_config.json the rest; assumed is what transformers or the published weights have.
+_POOLED = "beit.pooler.layernorm.weight"
+_DINOV2_NEEDS: dict[str, Any] = {"classifier": _ANY_POOL, "layer_scale": (True,)}
+_DINOV3_NEEDS: dict[str, Any] = {
+    **_DINOV2_NEEDS, "registers": (bool,), "position_embedding": ("none",), "rotary": ("dinov3",),
+    "qkv_bias": ("qv", "none"),
+}  # fmt: skip
+_BEIT_NEEDS: dict[str, Any] = {
+    "layer_scale": (True,),
+    "position_embedding": ("relative_bias",),
+    "qkv_bias": ("qv",),
+}
 LAYOUTS = (
-    *_dinov2_layouts(_DINOV2, "dinov2.embeddings.register_tokens"),
-    *_dinov2_layouts(_DINOV2_REGISTERS, registers=(True,)),
-    *_gated_layouts(
+    _layout(
+        _DINOV2,
+        _dinov2("dinov2", *_PLAIN_MLP),
+        "dinov2.encoder.layer.0.mlp.fc1.weight",
+        "dinov2.embeddings.register_tokens",
+        mlp=("gelu",),
+        **_DINOV2_NEEDS,
+    ),
+    _layout(
+        _DINOV2,
+        _dinov2("dinov2", *_GATED_MLP),
+        "dinov2.encoder.layer.0.mlp.weights_in.weight",
+        "dinov2.embeddings.register_tokens",
+        mlp=("swiglu",),
+        **_DINOV2_NEEDS,
+    ),
+    _layout(
+        _DINOV2_REGISTERS,
+        _dinov2("dinov2_with_registers", *_PLAIN_MLP),
+        "dinov2_with_registers.encoder.layer.0.mlp.fc1.weight",
+        registers=(True,),
+        mlp=("gelu",),
+        **_DINOV2_NEEDS,
+    ),
+    _layout(
+        _DINOV2_REGISTERS,
+        _dinov2("dinov2_with_registers", *_GATED_MLP),
+        "dinov2_with_registers.encoder.layer.0.mlp.weights_in.weight",
+        registers=(True,),
+        mlp=("swiglu",),
+        **_DINOV2_NEEDS,
+    ),
+    _layout(
         _DINOV3,
-        _dinov3,
-        {
-            "gelu": ("layer.0.mlp.up_proj.weight", "layer.0.mlp.gate_proj.weight"),
-            "swiglu": ("layer.0.mlp.gate_proj.weight", ""),
-        },
-        registers=(bool,),
-        position_embedding=("none",),
-        rotary=("dinov3",),
-        qkv_bias=("qv", "none"),
+        _dinov3("mlp.up_proj"),
+        "layer.0.mlp.up_proj.weight",
+        "layer.0.mlp.gate_proj.weight",
+        mlp=("gelu",),
+        **_DINOV3_NEEDS,
+    ),
+    _layout(
+        _DINOV3,
+        _dinov3("mlp.gate_proj", "mlp.up_proj"),
+        "layer.0.mlp.gate_proj.weight",
+        mlp=("swiglu",),
+        **_DINOV3_NEEDS,
     ),
     _layout(_CLIP, _TOWERS, "vision_model.pre_layrnorm.weight", norm_pre=(True,), patch_bias=(False,)),
     _layout(_SIGLIP, _TOWERS, "vision_model.post_layernorm.weight", classifier=("attention", "gap")),
-    *_beit_layouts(),
+    _layout(
+        _BEIT,
+        _bert("beit", "pooler.layernorm"),
+        _POOLED,
+        classifier=("patches",),
+        norm_at=("pooled",),
+        **_BEIT_NEEDS,
+    ),
+    _layout(
+        replace(_BEIT, pools="token"),
+        _bert("beit", "layernorm"),
+        "beit.encoder.layer.0.lambda_1",
+        _POOLED,
+        classifier=("token",),
+        norm_at=("tokens",),
+        **_BEIT_NEEDS,
+    ),
     LAYOUT,
 )

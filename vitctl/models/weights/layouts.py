@@ -286,10 +286,6 @@ class WeightsLayout:
     notes: Callable[[Any, Json], Iterator[str]]
     sidecars: Callable[[Any, Json], dict[str, dict[str, Any]]] = lambda _config, _meta: {}
 
-    def is_of(self, tensors: Mapping[str, Any]) -> bool:
-        """Return whether tidy tensors have this layout."""
-        return self.mark in tensors and self.absent not in tensors
-
     def held(self, found: Json) -> dict[str, Any]:
         """Return the fields of a ViT that this layout can hold; the others keep the paper's values."""
         return {

@@ -265,7 +265,10 @@ def _describe(
         stated = {**stated, "pretrained_cfg": {key: stated[key] for key in stated if key != "label_names"}}
     config = checked(CONFIG, stated, KEYS)
     name, given = config.get("architecture", ""), config.get("model_args", {})
-    args = {**_peculiar(name), **given}
+    args: dict[str, Any] = {}
+    for pattern, values in _PECULIAR.items():
+        args |= values if re.search(pattern, name) else {}
+    args |= given
     own = (beside.config.get("vitctl") or {}).get("num_heads")
     if own and "num_heads" in given:
         check_own(CONFIG, "model_args.num_heads", given["num_heads"], own)
@@ -331,12 +334,6 @@ def _check_size(name: str, given: Json, shape: Json) -> None:
     free = {field for key, field in _ARGUMENTS.items() if key in given}
     of_name = {f"{name}'s {field}": field for field in named if field not in free}
     check_sizes(CONFIG, {key: named[field] for key, field in of_name.items()}, shape, of_name)
-
-
-def _peculiar(name: str) -> dict[str, Any]:
-    """Return what the architecture computes, where neither tensors nor config.json tell it."""
-    rows = (values for pattern, values in _PECULIAR.items() if re.search(pattern, name))
-    return {key: value for values in rows for key, value in values.items()}
 
 
 def _refuse(*words: str) -> None:

@@ -26,7 +26,6 @@ from vitctl.models.weights.containers import (
     read_shapes,
     read_tensors,
     save_tensors,
-    write_json,
 )
 from vitctl.models.weights.download import BESIDE, CONFIG, FILE_NAMES, NPZ, Fetch, locate
 from vitctl.models.weights.download import fetch as download
@@ -46,7 +45,7 @@ from vitctl.models.weights.layouts import (
 )
 from vitctl.models.weights.licence import stated_licence
 from vitctl.models.weights.meta import activation_of, check_meta
-from vitctl.system.files import atomic_write
+from vitctl.system.files import atomic_write, write_json
 from vitctl.system.text import count_text, one_line
 
 # A file belongs to the first layout whose mark it has; the hybrid's tensors include a ViT's.
@@ -198,7 +197,7 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors, which: str)
     tensors, beside = openclip.without_trunk(tensors, beside)
     for row in LAYOUTS:
         tidy = row.tidy(tensors)
-        if row.is_of(tidy):
+        if row.mark in tidy and row.absent not in tidy:
             break
     else:
         known = ", ".join(sorted({row.title for row in LAYOUTS}))
@@ -384,7 +383,7 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
                 np.savez(archive, **arrays)
         else:
             save_tensors(tensors, aside, {"format": "pt"})
-    beside = [write_json(file.parent / name, value) for name, value in sidecars.items()]
+    beside = [write_json(file.parent / name, value, sort_keys=True) for name, value in sidecars.items()]
     return WrittenWeights((file, *beside), tuple(row.notes(weights.config, weights.meta)))
 
 
