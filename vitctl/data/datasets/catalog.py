@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
@@ -146,23 +145,13 @@ def open_split(
     return chosen
 
 
-def write_data_set(row: DataSet, out: Path, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Write the splits of a set that comes with vitctl.
-
-    Those that an earlier, killed process finished stay. `meanwhile` is called in a thread of this process
-    while others draw.
-    """
+def write_data_set(row: DataSet, out: Path) -> None:
+    """Write the splits of a set that comes with vitctl. Those that a killed process finished stay."""
     assert row.make is not None
     workers = default_workers() if sum(row.sizes.values()) >= _ENOUGH_FOR_WORKERS else 0
     if not find_splits(out).keys() >= row.sizes.keys():
         for split in row.sizes:
-            write_originals(row.make(split), out, split, workers=workers, meanwhile=meanwhile)
-
-
-def write_ahead(sets: Mapping[Path, DataSet]) -> None:
-    """Write sets that come with vitctl by their folders. Meanwhile, import what writes shards and trains."""
-    for folder, row in sets.items():
-        write_data_set(row, folder, lambda: list(map(import_module, ("webdataset", "accelerate"))))
+            write_originals(row.make(split), out, split, workers=workers)
 
 
 def synthetic(num_images: int, *, dataset: str, image_size: int) -> Source:
@@ -176,7 +165,7 @@ def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
     row = find_data_set(dataset)
     folder = Path(root) / row.name
     if row.make is not None and scratch is not None and not find_splits(folder):
-        write_ahead({scratch / row.name: row})
+        write_data_set(row, scratch / row.name)
         return scratch / row.name
     if message := missing_shards(row, root, split):
         command = typed_command("vitctl COMMAND")
