@@ -8,7 +8,7 @@ import io
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -25,7 +25,6 @@ from vitctl.data.images.jpeg import (
     find_fault,
     lacks_scans,
     num_scans,
-    orientation_of,
     read_header,
     restart_interval,
     unread_coding,
@@ -166,8 +165,10 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
 
     Args and errors are those of `decode`.
     """
-    data = with_end_marker(without_heic(data))
-    jpeg = read_header(data)
+    data, jpeg = without_heic(data), None
+    if image_extension(data) == "jpg":
+        data = with_end_marker(data)
+        jpeg = read_header(data)
     if jpeg is None:
         pixels, orientation = _decode_with_pillow(data, truncated)
         return Picture(pixels, orientation if exif_orientation else 1)
@@ -176,7 +177,12 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
         _check_scans(data, jpeg.width * jpeg.height)
     if truncated == "refuse" and not jpeg.can_stop_early and lacks_scans(data, jpeg.num_components):
         raise BadSample(*LACKS_SCANS)  # the decoder reports no error where the data end between two scans
-    return Picture(jpeg, orientation_of(jpeg) if exif_orientation else 1, truncated)
+    orientation = 1
+    if exif_orientation and jpeg.has_metadata:
+        file = io.BytesIO(data)
+        with suppress(BadSample), _pillow_problems(), Image.open(file, formats=("JPEG",)) as image:
+            orientation = _orientation(image)
+    return Picture(jpeg, orientation, truncated)
 
 
 def from_pillow(image: Image.Image, *, exif_orientation: bool = True) -> Picture:

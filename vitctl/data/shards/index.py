@@ -189,7 +189,7 @@ class Index:
         chosen = self.shards[shard]
         return chosen.url or f"{self.base or self.folder}/{chosen.name}"
 
-    @property
+    @cached_property
     def is_remote(self) -> bool:
         """Whether any shard is remote."""
         return bool(self.base) or any(shard.url for shard in self.shards)

@@ -363,11 +363,14 @@ def stored(
         yield from stored(store, rows, None if here is None else here[chosen])
 
 
+def is_remote(source: Source) -> bool:
+    """Return whether some images of a source are on a server."""
+    return any(split.index.is_remote for split in split_sources(source))
+
+
 def read_together(source: Source, samples: np.ndarray, *, at_once: bool = False) -> dict[int, bytes]:
     """Return those of some encoded images that take a request each; see `ShardSource.read_together`."""
     found: dict[int, bytes] = {}
-    if not any(split.index.is_remote for split in split_sources(source)):
-        return found
     for store, rows, here in stored(source, samples, samples):
         if isinstance(store, ShardSource) and rows is not None and here is not None:
             numbers = dict(zip(rows.tolist(), here.tolist(), strict=True))
