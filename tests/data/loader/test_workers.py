@@ -29,7 +29,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader import workers as lifecycle
 from vitctl.data.loader.batches import Batch, train_batches
-from vitctl.data.loader.workers import Prefetcher, SharedMemory, Workers, reads_whole_shards
+from vitctl.data.loader.workers import Prefetcher, SharedMemory, cause_of_death, reads_whole_shards
 from vitctl.data.shards.index import Index
 from vitctl.data.source.order import (
     LaneOrder,
@@ -206,7 +206,7 @@ def end_by(how: int) -> None:
 def test_cause_of_death(how: int, said: str) -> None:
     process = multiprocessing.get_context("fork").Process(target=end_by, args=(how,))
     process.start()
-    assert Workers((process,)).cause_of_death() == said
+    assert cause_of_death([process]) == said
     process.join()
 
 

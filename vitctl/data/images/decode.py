@@ -16,7 +16,7 @@ import numpy as np
 import PIL
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from vitctl.data.images.image_types import image_extension, is_heic, refusal, webp_size
+from vitctl.data.images.image_types import image_extension, is_heic, refusal
 from vitctl.data.images.jpeg import (
     LACKS_SCANS,
     Jpeg,
@@ -236,9 +236,6 @@ def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, 
     extension = image_extension(data)
     if extension is None:
         raise BadSample(*refusal(data))
-    if extension == "webp":  # checked here, because Pillow opens it with memory for all pixels
-        width, height = webp_size(data)
-        acquire(_check_cost(width, height, "WEBP"))
     plugin = _PLUGINS[extension]
     if extension == "png":
         _check_png(data)
@@ -246,6 +243,7 @@ def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, 
         raise BadSample("unsupported format", f"{coding}; convert it to PNG")
     with _pillow_problems(plugin), Image.open(io.BytesIO(data), formats=(plugin,)) as image:
         kind = "CMYK JPEG" if (image.mode, plugin) == ("CMYK", "JPEG") else image.mode
+        kind = plugin if plugin == "WEBP" else kind
         acquire(_check_cost(image.width, image.height, kind))
         if plugin == "JPEG":
             _check_scans(data, image.width * image.height)

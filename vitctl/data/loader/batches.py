@@ -18,6 +18,7 @@ from vitctl.data.images.transforms import EvalTransform, TrainTransform, augment
 from vitctl.data.loader.workers import (
     Prefetcher,
     SharedMemory,
+    cause_of_death,
     is_worker_death,
     new_images,
     original_message,
@@ -437,7 +438,7 @@ def _batches(
         generator=torch.Generator(),  # drawing the worker seeds must not advance the global generator
     )
     batches, workers = start_workers(loader)
-    loaders = [process.pid or 0 for process in workers.processes]
+    loaders = [process.pid or 0 for process in workers]
     while True:
         try:
             with HERE.waiting_for_images(loaders):
@@ -451,7 +452,7 @@ def _batches(
         except (RuntimeError, ConnectionError, EOFError) as error:
             if not is_worker_death(error):
                 raise
-            cause = workers.cause_of_death()
+            cause = cause_of_death(workers)
             raise DataError(f"a loader process was {cause}; use fewer loader workers ({error})") from error
         yield batch
     del batches, loader

@@ -15,9 +15,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
@@ -45,42 +44,29 @@ _SCRATCH = ExitStack()
 atexit.register(_SCRATCH.close)
 
 
-@dataclass(frozen=True)
-class Workers:
-    """The workers of one loader.
-
-    Args:
-        processes: the worker processes.
-    """
-
-    processes: tuple[BaseProcess, ...]
-
-    def cause_of_death(self) -> str:
-        """Say why the first dead worker ended.
-
-        Waits shortly, because the kernel needs a moment to report it.
-        """
-        until = time.monotonic() + _GRACE_SECONDS
-        while not (dead := [p for p in self.processes if p.exitcode]) and time.monotonic() < until:
-            time.sleep(0.01)
-        if not dead:
-            return "lost"
-        code = dead[0].exitcode or 0
-        if code == -signal.SIGKILL:
-            return "killed (SIGKILL), most often out of memory"
-        if code == _LOST_BATCH:
-            return "unable to send a batch; the output above says why"
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended by its exit code {code}"
+def cause_of_death(workers: Collection[BaseProcess]) -> str:
+    """Say why the first dead worker ended. Waits shortly, because the kernel needs a moment to report it."""
+    until = time.monotonic() + _GRACE_SECONDS
+    while not (dead := [p for p in workers if p.exitcode]) and time.monotonic() < until:
+        time.sleep(0.01)
+    if not dead:
+        return "lost"
+    code = dead[0].exitcode or 0
+    if code == -signal.SIGKILL:
+        return "killed (SIGKILL), most often out of memory"
+    if code == _LOST_BATCH:
+        return "unable to send a batch; the output above says why"
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended by its exit code {code}"
 
 
-def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
+def start_workers(loader: Any) -> tuple[Iterator[Any], Collection[BaseProcess]]:
     """Start iterating over a DataLoader, and remove the SIGCHLD handler that torch installs.
 
     That handler would raise at any line of the training loop; without it a dead worker is detected while the
     loop waits for its batch.
     """
     if not loader.num_workers:
-        return iter(loader), Workers(())
+        return iter(loader), ()
     ensure_descriptors(loader.num_workers)
     # The folder of the workers' sockets: that of a killed run is found by its name, and removed.
     settings = vars(multiprocessing.current_process())["_config"]
@@ -98,7 +84,7 @@ def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
     _WORKERS.update(workers)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL if handler is None else handler)
-    return batches, Workers(tuple(workers))
+    return batches, workers
 
 
 def _lost_batch(error: BaseException, _: object) -> None:
