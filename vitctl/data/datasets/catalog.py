@@ -220,8 +220,14 @@ def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Pa
             )
 
 
-# Original files, by their format
-
+# Original files. What reads a file, by the end of its name: another format is a row here, and a function from
+# its path to its splits in `readers/`.
+FILES: dict[str, Callable[[Path], dict[str, Originals]]] = {
+    ".tar": read_class_tar,
+    ".csv": read_table,
+    ".tsv": read_table,
+    ".parquet": lambda path: read_parquet([path]),
+}
 _TORCHVISION, _KNOWN = "torchvision:", "known:"
 _Arguments = tuple[dict[str, object], ...]
 # Sets of torchvision: the known set, the folder that torchvision keeps it in, and the arguments for its
@@ -268,17 +274,13 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
             return _open_folder(path)
         if not path.is_file():
             raise DataError(f"{source}: no such file or folder")
-        match path.suffix.lower():
-            case ".tar":
-                return read_class_tar(path)
-            case ".csv" | ".tsv":
-                return read_table(path)
-            case ".parquet":
-                return read_parquet([path])
-        raise DataError(
-            f"{source}: should be a folder of class folders, a .tar of them, a .csv or .tsv table, or "
-            f".parquet; unpack other archives first"
-        )
+        read = FILES.get(path.suffix.lower())
+        if read is None:
+            raise DataError(
+                f"{source}: should be a folder of class folders, a .tar of them, a .csv or .tsv table, or "
+                f".parquet; unpack other archives first"
+            )
+        return read(path)
 
 
 def _open_folder(folder: Path) -> dict[str, Originals]:

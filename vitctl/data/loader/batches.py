@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from vitctl.data.images.decode import BadSample, open_picture
+from vitctl.data.images.decode import BadSample, Picture, open_picture
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.data.loader.workers import (
     Prefetcher,
@@ -331,8 +331,7 @@ class _TrainSamples(Dataset[Batch]):
             data = together.get(sample) or self.source.read(sample)
             if self.checksums:
                 encoded[row] = zlib.crc32(data)
-            how = self.transform
-            picture = open_picture(data, exif_orientation=how.exif_orientation, truncated=how.truncated)
+            picture = _opened(data, self.transform)
             rng = augmentation_rng(self.seed, int(epochs[row]), sample)
             drawn = self.transform.draw(picture.height, picture.width, rng)
             return partial(self.transform.apply, picture, drawn), picture.num_bytes
@@ -365,12 +364,15 @@ class _EvalSamples(Dataset[Batch]):
             data = together.get(sample) or self.source.read(sample)
             if self.digests:
                 digests[row] = hashlib.sha256(data).hexdigest()
-            how = self.transform
-            picture = open_picture(data, exif_orientation=how.exif_orientation, truncated=how.truncated)
+            picture = _opened(data, self.transform)
             return partial(self.transform, picture), picture.num_bytes
 
         batch = _batch(self.source, samples, labels, self.transform.image_size, open_sample)
         return replace(batch, digests=tuple(digests))
+
+
+def _opened(data: bytes, how: TrainTransform | EvalTransform) -> Picture:
+    return open_picture(data, exif_orientation=how.exif_orientation, truncated=how.truncated)
 
 
 def _batch(

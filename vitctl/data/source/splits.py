@@ -16,7 +16,7 @@ from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.index import Index
 from vitctl.data.source.rows import Ranges
 from vitctl.data.source.stores import ShardSource, array_digest, open_index
-from vitctl.data.source.views import Source, View, concat, sample_key, stored, subset
+from vitctl.data.source.views import Source, concat, sample_key, subset
 from vitctl.errors import DataError
 from vitctl.system import limits
 from vitctl.system.files import read_bytes, read_json, write_json
@@ -122,20 +122,6 @@ def select(
             "split"
         )
     return chosen[0] if len(chosen) == 1 else concat(chosen)
-
-
-def num_repeated(source: Source) -> int:
-    """Count the samples that a source selects more than once, as `test[:20]+test[10:]` does."""
-    if not isinstance(source, View) or getattr(source.rows, "is_distinct", False):
-        return 0
-    seen: dict[str, np.ndarray] = {}
-    repeated = 0
-    for store, rows, _ in stored(source):
-        taken = seen.setdefault(store.digest, np.zeros(len(store), bool))
-        chosen = slice(None) if rows is None else rows
-        repeated += int(np.count_nonzero(taken[chosen]))
-        taken[chosen] = True
-    return repeated
 
 
 def _chosen(

@@ -24,7 +24,7 @@ from vitctl.data.source.order import (
     lanes_read,
     quotas,
 )
-from vitctl.data.source.splits import group_names, num_repeated
+from vitctl.data.source.splits import group_names
 from vitctl.data.source.uneven import Correction, correction
 from vitctl.data.source.views import (
     Source,
@@ -33,6 +33,7 @@ from vitctl.data.source.views import (
     class_zero_note,
     concat,
     is_remote,
+    num_repeated,
     of_classes,
     random_subset,
     source_text,
