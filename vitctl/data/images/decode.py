@@ -432,14 +432,12 @@ def without_heic(data: bytes) -> bytes:
         import pillow_heif
     except ImportError:
         raise BadSample("HEIC: read with pillow-heif: pip install 'vitctl[heic]'") from None
-    try:
+    with _pillow_problems("HEIC"):
         opened = pillow_heif.open_heif(io.BytesIO(data), convert_hdr_to_8bit=True)
         width, height = opened.size
         if width * height > limits.PIXELS:
             raise BadSample("too large", f"{width}x{height} pixels, should be at most {limits.PIXELS:,}")
         image = opened.to_pillow()
-    except (ValueError, RuntimeError, EOFError, OSError, SyntaxError) as error:
-        raise BadSample("damaged", " ".join(str(error).split())) from None
     file = io.BytesIO()
     upright: Image.Image = image if image.mode in ("L", "RGB") else image.convert("RGB")
     upright.save(
@@ -478,12 +476,8 @@ class Reencode:
         picture = open_picture(data)
         if self.max_side and max(picture.height, picture.width) <= self.max_side:
             return data
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Pillow's warnings about metadata
-                smaller = self._encode(with_end_marker(data))
-        except (OSError, SyntaxError, ValueError) as error:  # for damage that the header does not show
-            raise BadSample("damaged", " ".join(str(error).split())) from None
+        with _pillow_problems("JPEG"):
+            smaller = self._encode(with_end_marker(data))
         return smaller if self.max_side or len(smaller) < len(data) else data
 
     def _encode(self, data: bytes) -> bytes:
