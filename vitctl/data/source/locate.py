@@ -409,8 +409,11 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
         text = f"{count_text(index.num_samples, 'image')} of {classes}{without}, {seconds:.1f} s"
         end = "; ".join(filter(None, [text, *notes, class_zero_note(ShardSource(index))]))
     except DataError as error:
-        fix = "if these are not shards, unpack them and make some: `vitctl data shards FOLDER SHARDS`"
-        fix = _UNPACK if "uncompressed" in str(error) else fix
+        path = paths[0] if len(paths) == 1 else Path(f"{paths[0].parent.resolve()}.tar")
+        pack = "" if path in paths else f"tar -C {typed(paths[0].parent)} -cf {typed(path)} . && "
+        shards = f"{path.with_suffix('')}-shards"
+        command = f"{pack}vitctl data shards {typed(path)} {typed(shards)}"
+        fix = _UNPACK if "uncompressed" in str(error) else f"if these are not shards, make some: `{command}`"
         if "integer label" in str(error):
             fix = "write the number of each class, and name the classes with `vitctl data index --classes`"
         raise DataError(f"{error}; {fix}") from None
