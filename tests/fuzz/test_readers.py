@@ -17,7 +17,7 @@ from PIL import Image
 from tests.fuzz.mutate import fuzz, mutated
 from vitctl.data.datasets.catalog import open_originals
 from vitctl.data.datasets.readers import arrays, list_file
-from vitctl.data.datasets.readers.arrays import parse_example, records
+from vitctl.data.datasets.readers.arrays import parse_example, records, unpickle
 from vitctl.data.datasets.readers.imagenet import read_real
 from vitctl.data.datasets.readers.original_files import load_mat
 from vitctl.data.writer.intake import read_item
@@ -132,6 +132,11 @@ FILES: dict[str, tuple[str, Callable[[Path], bytes], Callable[[Path], object]]] 
     ),
     "norb": ("a.mat", lambda _: _norb(), arrays.read_norb),
     "norb.gz": ("a.mat.gz", lambda _: gzip.compress(_norb()), arrays.read_norb),
+    "pickle": (
+        "data_batch",
+        lambda _: b"\x80\x02}q\x00(U\x04dataq\x01K\x01U\x06labelsq\x02]q\x03K\x01au.",
+        unpickle,
+    ),
     "clevr": ("CLEVR_v1.0/scenes/CLEVR_train_scenes.json", lambda _: SCENES, _scenes),
     "real": ("real.json", lambda _: b"[[1], [2, 3]]", read_real),
     "hdf5": ("x.h5", lambda folder: _h5(folder / "made.h5"), lambda path: _hdf5(path)),

@@ -225,7 +225,13 @@ _ROWS = (
         "cifar10",
         10,
         {"train": 50_000, "test": 10_000},
-        partial(read_cifar, name="CIFAR10"),
+        partial(
+            read_cifar,
+            folder="cifar-10-batches-py",
+            splits={"train": tuple(f"data_batch_{n}" for n in range(1, 6)), "test": ("test_batch",)},
+            prefix="",
+            source="CIFAR-10",
+        ),
         f"cifar-10-python.tar.gz from {_CIFAR_SITE}/cifar.html",
         ("cifar-10",),
         (
@@ -238,7 +244,13 @@ _ROWS = (
         "cifar100",
         100,
         {"train": 50_000, "test": 10_000},
-        partial(read_cifar, name="CIFAR100"),
+        partial(
+            read_cifar,
+            folder="cifar-100-python",
+            splits={"train": ("train",), "test": ("test",)},
+            prefix="fine_",
+            source="CIFAR-100",
+        ),
         f"cifar-100-python.tar.gz from {_CIFAR_SITE}/cifar.html",
         ("cifar-100",),
         (

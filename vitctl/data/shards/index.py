@@ -12,12 +12,13 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from tokenize import TokenError
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
@@ -435,18 +436,19 @@ def write_index(
     num_samples = sum(shard.num_samples for shard in shards)
     if not num_samples:
         raise DataError(f"{folder}: the shards hold no samples")
-    rows, label_rows, embedded = list[np.ndarray](), list[np.ndarray](), set[tuple[str, ...]]()
-    for scan in scans:
-        rows.append(scan.rows)
-        labels = scan.rows["label"] if scan.labels is None else scan.labels
-        label_rows.append(padded(labels, width) if width else labels)
-        embedded.add(scan.class_names)
-    labels = np.concatenate(label_rows)
-    names = _class_names(folder, int(labels.max(initial=-1)), embedded, class_names)
-    tables = {SAMPLES: np.concatenate(rows)} | ({LABELS: labels} if width else {})
-    for name, table in tables.items():
-        with atomic_write(folder / name) as aside, aside.open("wb") as file:
-            np.save(file, table)
+    shapes = _table_shapes(num_samples, width)
+    highest, missing, embedded = -1, 0, set[tuple[str, ...]]()
+    with ExitStack() as opened:
+        files = {name: opened.enter_context(_new_table(folder / name, *shapes[name])) for name in shapes}
+        for scan in scans:
+            labels = scan.rows["label"] if scan.labels is None else scan.labels
+            files[SAMPLES].write(scan.rows.tobytes())
+            if width:
+                files[LABELS].write(padded(labels, width).astype("<i4").tobytes())
+            highest = max(highest, int(labels.max(initial=-1)))
+            missing += int((~has_label(labels)).sum())
+            embedded.add(scan.class_names)
+        names = _class_names(folder, highest, embedded, class_names)
     fields: dict[str, Any] = {
         "format": FORMAT,
         "class_names": names,
@@ -456,14 +458,23 @@ def write_index(
         **({} if members == Fields() else {"members": asdict(members)}),
         "tables": {
             name: {"num_bytes": (folder / name).stat().st_size, "sha256": table_sha256(folder / name)}
-            for name in tables
+            for name in shapes
         },
         **({"max_labels": width} if width else {}),
-        "labels": {"missing": int((~has_label(labels)).sum()), "outside": 0},  # a scan refuses others
+        "labels": {"missing": missing, "outside": 0},  # a scan refuses others
     }
     text = escaped_json(json.dumps(fields, indent=1, ensure_ascii=False))
     write_text(folder / INDEX_FILE, text + "\n")
     return read_index(folder)
+
+
+@contextmanager
+def _new_table(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[IO[bytes]]:
+    """Write a table atomically: yields a file behind whose header the rows are written."""
+    with atomic_write(path) as aside, aside.open("wb") as file:
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        yield file
 
 
 def wrong_labels(labels: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Tar files: shards are written, and untrusted archives read within limits, in one pass.
+"""Tar files: shards are written with webdataset, and untrusted archives read within limits, in one pass.
 
 Python's tarfile alone accepts negative sizes and names of gigabytes, and takes a damaged header for the end
 of the archive.
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import numpy as np
 from pydantic import ConfigDict, StrictStr
@@ -200,7 +200,7 @@ def unescape_key(key: str) -> str:
 
 
 class ShardWriter:
-    """Writes one shard as `webdataset.TarWriter` would, and returns the offsets of its members.
+    """Writes one shard with `webdataset.TarWriter`, and returns the offsets of its members.
 
     A context manager: at its end the archive is finished, also after an error, when the file is discarded.
     Size and digest are final then.
@@ -212,9 +212,13 @@ class ShardWriter:
     """
 
     def __init__(self, file: IO[bytes], class_names: Sequence[str] = ()) -> None:
+        from webdataset import TarWriter  # it imports torch, which reading shards does not need
+
         self._stream = _Hashing(file)
-        stream = cast(Any, self._stream)  # mode "w|" needs its `write` alone
-        self._tar = tarfile.TarFile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT)
+        self._writer = TarWriter(
+            self._stream, user=_WRITER, group=_WRITER, mtime=0, encoder=False, format="PAX_FORMAT"
+        )
+        self._tar: tarfile.TarFile = self._writer.tarstream
         if class_names:
             self._stream.write(names_header(class_names))
             self._tar.offset = self._stream.num_bytes
@@ -226,7 +230,7 @@ class ShardWriter:
         # An archive left open would write its end when it is garbage-collected, into a file that is closed by
         # then.
         with suppress(OSError) if kind else nullcontext():
-            self._tar.close()
+            self._writer.close()
         self.num_bytes, self.sha256 = self._stream.num_bytes, self._stream.digest.hexdigest()
 
     def write(self, key: str, members: Mapping[str, bytes]) -> dict[str, tuple[int, int]]:
@@ -240,11 +244,10 @@ class ShardWriter:
             extension to the byte offsets of header and content of the member.
         """
         offsets = {}
+        # One at a time: the offset after each gives the length of its header.
         for extension, content in sorted(members.items()):
-            member, header = tarfile.TarInfo(f"{key}.{extension}"), self._tar.offset
-            member.size, member.mode = len(content), 0o444
-            member.uname = member.gname = _WRITER
-            self._tar.addfile(member, io.BytesIO(content))
+            header = self._tar.offset
+            self._writer.write({"__key__": key, extension: content})
             num_blocks = -(-len(content) // tarfile.BLOCKSIZE)
             offsets[extension] = header, self._tar.offset - num_blocks * tarfile.BLOCKSIZE
         self._tar.members.clear()  # type: ignore[attr-defined] # otherwise it keeps every header in memory

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.data.conftest import encoded
 from tests.data.datasets.conftest import example, plant, record
-from tests.data.datasets.readers.test_cifar import is_as_planted, plant_release
+from tests.data.datasets.readers.test_cifar import plant_release
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers import arrays
 from vitctl.data.datasets.readers.arrays import DSPRITES_FILE, NORB_STEMS
@@ -619,9 +619,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def root(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    if name.startswith("cifar"):
-        monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", is_as_planted)
+def root(name: str, tmp_path: Path) -> Path:
     CASES[name].make(tmp_path)
     return tmp_path
 
