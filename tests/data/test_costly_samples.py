@@ -15,7 +15,6 @@ from tests.data.conftest import MakeSplit, encoded, store
 from tests.data.old_index import forget_tables
 from tests.fuzz.conftest import header, member, record
 from vitctl.data.images.decode import BadSample, decode
-from vitctl.data.images.image_types import webp_size
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader import workers
 from vitctl.data.loader.batches import train_batches
@@ -97,16 +96,6 @@ def test_pictures__memory_is_counted_by_format(monkeypatch: pytest.MonkeyPatch) 
     for kind in ("PNG", "WEBP", "GIF", "TIFF", "BMP"):
         with pytest.raises(BadSample, match=r"too large: 310x300 pixels need 1 MiB|too large: 310x300"):
             decode(black("RGB", kind, (310, 300)))
-
-
-def test_webp__its_size_before_pillow_makes_room() -> None:
-    for options in (
-        {},
-        {"lossless": True},
-        {"save_all": True, "append_images": [Image.new("RGB", (31, 24), "red")]},
-    ):
-        assert webp_size(black("RGB", "WEBP", (31, 24), **options)) == (31, 24)
-    assert webp_size(b"RIFF....WEBPVP8X") == (0, 0)
 
 
 def test_jpeg__scans_are_counted_before_they_are_gone_through() -> None:

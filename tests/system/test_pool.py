@@ -74,21 +74,5 @@ def test_run_tasks__a_worker_whose_reader_died_ends_too() -> None:
     assert not alive
 
 
-def test_run_tasks__meanwhile_runs_while_workers_work_and_its_error_is_raised() -> None:
-    reader, writer = os.pipe()
-
-    def work(task: int, _: object) -> tuple[int, bytes]:
-        return task, os.read(reader, 1)  # the workers wait for what `meanwhile` writes
-
-    assert run_tasks(work, 2, workers=2, meanwhile=lambda: os.write(writer, b"ab")) in (
-        [(0, b"a"), (1, b"b")],
-        [(0, b"b"), (1, b"a")],
-    )
-    earlier = {child.pid for child in psutil.Process().children()}
-    with pytest.raises(ZeroDivisionError):
-        run_tasks(lambda task, _: task, 2, workers=2, meanwhile=lambda: 1 // 0)
-    assert {child.pid for child in psutil.Process().children()} <= earlier
-
-
 def test_default_workers__are_the_cores_of_this_process() -> None:
     assert 1 <= default_workers() <= min(16, len(os.sched_getaffinity(0)))

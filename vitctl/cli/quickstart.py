@@ -155,11 +155,12 @@ class _Steps:
 
     def shards(self) -> Row:
         """Write the shards of all data sets; those that are there stay."""
-        from vitctl.data.datasets.catalog import find_data_set, write_ahead
+        from vitctl.data.datasets.catalog import find_data_set, write_data_set
 
         with self._step(f"shards of {', '.join(SETS)}") as seconds:
             folders = {self.out / "data" / name: find_data_set(name) for name in SETS}
-            write_ahead(folders)
+            for folder, row in folders.items():
+                write_data_set(row, folder)
         images = sum(sum(row.sizes.values()) for row in folders.values())
         return Row("shards", f"{images:,} images in {len(SETS)} sets", seconds())
 

@@ -9,7 +9,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -42,12 +41,7 @@ def default_workers() -> int:
 
 
 def run_tasks(
-    work: Work[Result],
-    num_tasks: int,
-    *,
-    workers: int,
-    done: Done = lambda _: None,
-    meanwhile: Callable[[], object] = lambda: None,
+    work: Work[Result], num_tasks: int, *, workers: int, done: Done = lambda _: None
 ) -> list[Result]:
     """Run independent tasks.
 
@@ -57,7 +51,6 @@ def run_tasks(
         num_tasks: numbered from 0.
         workers: worker processes; task t runs in worker t % workers. 0: all tasks run in this process.
         done: called in this process with the progress since the last call.
-        meanwhile: called in a thread of this process while the workers work; not called without workers.
 
     Returns:
         the results, in the order of the tasks.
@@ -66,17 +59,12 @@ def run_tasks(
         VitctlError: raised by a task; the other workers are stopped.
         DataError: a worker was killed.
         OSError: raised by a task.
-        Exception: raised by `meanwhile`, when the workers are done.
     """
     if not workers:
         return [work(task, done) for task in range(num_tasks)]
     results: dict[int, Result] = {}
-    with (
-        _started_workers(work, num_tasks, min(workers, num_tasks)) as readers,
-        ThreadPoolExecutor(1) as aside,
-    ):
+    with _started_workers(work, num_tasks, min(workers, num_tasks)) as readers:
         done(0)  # a bar that starts a thread does so after the fork
-        called = aside.submit(meanwhile)
         for task, message in _messages(readers):
             if task == _USER_ERROR:
                 raise DataError(message)
@@ -88,7 +76,6 @@ def run_tasks(
                 done(message)
             else:
                 results[task] = message
-        called.result()
     return [results[task] for task in range(num_tasks)]
 
 

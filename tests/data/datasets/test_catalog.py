@@ -26,7 +26,6 @@ from vitctl.data.datasets.catalog import (
     open_split,
     read_originals,
     read_torchvision,
-    write_ahead,
     write_data_set,
 )
 from vitctl.data.datasets.known_sets import DATA_SETS
@@ -70,20 +69,20 @@ def test_make_set__goes_on_where_it_was_killed_between_two_splits(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_write_ahead__killed_while_it_draws_it_starts_again_and_writes_the_same_bytes(
+def test_write_data_set__killed_while_it_draws_it_starts_again_and_writes_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vitctl.data.datasets.catalog._ENOUGH_FOR_WORKERS", 1)
     row, folder = DATA_SETS["digits"], tmp_path / "ahead"
     parent = os.fork()
     if parent == 0:
-        write_ahead({folder: row})
+        write_data_set(row, folder)
         os._exit(0)
     while not (folder / ".train.partial").exists():
         time.sleep(0.01)
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    write_ahead({folder: row})
+    write_data_set(row, folder)
     write_data_set(row, tmp_path / "alone")
     ahead, alone = (
         {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}

@@ -28,7 +28,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader import workers as lifecycle
 from vitctl.data.loader.batches import Batch, train_batches
-from vitctl.data.loader.workers import Prefetcher, SharedMemory, Workers, oom_kills, reads_whole_shards
+from vitctl.data.loader.workers import Prefetcher, SharedMemory, cause_of_death, reads_whole_shards
 from vitctl.data.shards.index import Index
 from vitctl.data.source.order import (
     LaneOrder,
@@ -179,39 +179,18 @@ def end_by(how: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "kills", "said"),
+    ("how", "said"),
     [
-        (-signal.SIGKILL, 1, "killed by the kernel because it was out of memory (OOM killer)"),
-        (-signal.SIGKILL, 0, "killed (SIGKILL), most often out of memory"),
-        (-signal.SIGTERM, 1, "killed by SIGTERM"),
-        (3, 0, "ended by its exit code 3"),
+        (-signal.SIGKILL, "killed (SIGKILL), most often out of memory"),
+        (-signal.SIGTERM, "killed by SIGTERM"),
+        (3, "ended by its exit code 3"),
     ],
 )
-def test_cause_of_death(monkeypatch: pytest.MonkeyPatch, how: int, kills: int, said: str) -> None:
-    monkeypatch.setattr(lifecycle, "oom_kills", lambda: 5 + kills)
+def test_cause_of_death(how: int, said: str) -> None:
     process = multiprocessing.get_context("fork").Process(target=end_by, args=(how,))
     process.start()
-    assert Workers((process,), 5).cause_of_death() == said
+    assert cause_of_death([process]) == said
     process.join()
-
-
-@pytest.mark.parametrize(
-    ("group", "file"),
-    [
-        ("0::/job/7", "sys/fs/cgroup/job/7/memory.events"),
-        ("0::/not/mounted", "sys/fs/cgroup/memory.events"),
-        ("0::/", "proc/vmstat"),
-    ],
-)
-def test_oom_kills__are_those_of_the_control_group(tmp_path: Path, group: str, file: str) -> None:
-    (tmp_path / "proc" / "self").mkdir(parents=True)
-    (tmp_path / "proc" / "self" / "cgroup").write_text(group + "\n")
-    assert oom_kills(tmp_path) == 0
-    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / file).write_text("oom 9\noom_kill 3\n")
-    assert oom_kills(tmp_path) == 3
-    (tmp_path / file).write_text("no such\nthing here\n")
-    assert oom_kills(tmp_path) == 0
 
 
 def open_memories() -> int:

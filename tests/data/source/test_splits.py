@@ -3,7 +3,6 @@
 import hashlib
 import json
 import pickle
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from tests.data.conftest import store
 from tests.data.old_index import forget_tables
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.inspect.check_shards import unused_files
 from vitctl.data.shards.index import Index
 from vitctl.data.shards.indexing import index_shards
 from vitctl.data.source.splits import (
@@ -219,24 +217,6 @@ def test_group_by__no_group_is_on_both_sides_and_shares_are_nearest(tmp_path: Pa
     assert [sum(key.startswith(f"{label}/") for key in left) for label in (1, 2)] == [51, 30]  # 40 + 11, 30
 
 
-@pytest.mark.slow
-def test_group_by__a_pattern_that_never_ends_is_stopped(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It tries every way to divide a name, and no thread can interrupt it. The limit is on all names."""
-    monkeypatch.setattr("vitctl.system.limits.GROUP_SECONDS", 1)
-    monkeypatch.setattr("vitctl.data.source.splits.SAY_SECONDS", 0.5)
-    source = SyntheticSource(20, 2, 8)
-    monkeypatch.setattr(SyntheticSource, "key", lambda _, sample: f"{'a' * 22}{sample}!")
-    began = time.process_time(), time.monotonic()
-    with pytest.raises(DataError, match=r"\(a\+\)\+\$': takes more than 1 .* for 20 names; write it without"):
-        group_names(source, "(a+)+$")
-    assert time.process_time() - began[0] < 1 < time.monotonic() - began[1]
-    assert "warning: data.group_by = '(a+)+$': matching 20 names takes long; " in capsys.readouterr().err
-    assert group_names(source, "^a+([0-9])") == [str(n)[0] for n in range(20)]
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
     ("name", "between"), [("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", ","), ("a.TSV", "\t")]
 )
@@ -398,15 +378,3 @@ def test_read_exclusion__survives_another_index_of_the_same_shards_alone(make_sp
     forget_tables(index.folder)
     with pytest.raises(DataError, match="made for other shards"):
         open_shards(index.folder)
-
-
-def test_left_over__names_images_that_changed_since(make_split: MakeSplit) -> None:
-    index = make_split(20)
-    write_exclusion(index, [3], reason="")
-    assert unused_files(index.folder)[0] == []
-    row, shard = index.rows[3], Path(ShardSource(index).location(3))
-    with shard.open("r+b") as file:
-        file.seek(int(row["header"] + row["data"]) + 20)
-        file.write(b"!")
-    (problem,) = unused_files(index.folder)[0]
-    assert "1 image with other bytes than when excluded" in problem

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
@@ -146,23 +145,13 @@ def open_split(
     return chosen
 
 
-def write_data_set(row: DataSet, out: Path, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Write the splits of a set that comes with vitctl.
-
-    Those that an earlier, killed process finished stay. `meanwhile` is called in a thread of this process
-    while others draw.
-    """
+def write_data_set(row: DataSet, out: Path) -> None:
+    """Write the splits of a set that comes with vitctl. Those that a killed process finished stay."""
     assert row.make is not None
     workers = default_workers() if sum(row.sizes.values()) >= _ENOUGH_FOR_WORKERS else 0
     if not find_splits(out).keys() >= row.sizes.keys():
         for split in row.sizes:
-            write_originals(row.make(split), out, split, workers=workers, meanwhile=meanwhile)
-
-
-def write_ahead(sets: Mapping[Path, DataSet]) -> None:
-    """Write sets that come with vitctl by their folders. Meanwhile, import what writes shards and trains."""
-    for folder, row in sets.items():
-        write_data_set(row, folder, lambda: list(map(import_module, ("webdataset", "accelerate"))))
+            write_originals(row.make(split), out, split, workers=workers)
 
 
 def synthetic(num_images: int, *, dataset: str, image_size: int) -> Source:
@@ -176,7 +165,7 @@ def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
     row = find_data_set(dataset)
     folder = Path(root) / row.name
     if row.make is not None and scratch is not None and not find_splits(folder):
-        write_ahead({scratch / row.name: row})
+        write_data_set(row, scratch / row.name)
         return scratch / row.name
     if message := missing_shards(row, root, split):
         command = typed_command("vitctl COMMAND")
@@ -231,8 +220,14 @@ def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Pa
             )
 
 
-# Original files, by their format
-
+# Original files. What reads a file, by the end of its name: another format is a row here, and a function from
+# its path to its splits in `readers/`.
+FILES: dict[str, Callable[[Path], dict[str, Originals]]] = {
+    ".tar": read_class_tar,
+    ".csv": read_table,
+    ".tsv": read_table,
+    ".parquet": lambda path: read_parquet([path]),
+}
 _TORCHVISION, _KNOWN = "torchvision:", "known:"
 _Arguments = tuple[dict[str, object], ...]
 # Sets of torchvision: the known set, the folder that torchvision keeps it in, and the arguments for its
@@ -279,17 +274,13 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
             return _open_folder(path)
         if not path.is_file():
             raise DataError(f"{source}: no such file or folder")
-        match path.suffix.lower():
-            case ".tar":
-                return read_class_tar(path)
-            case ".csv" | ".tsv":
-                return read_table(path)
-            case ".parquet":
-                return read_parquet([path])
-        raise DataError(
-            f"{source}: should be a folder of class folders, a .tar of them, a .csv or .tsv table, or "
-            f".parquet; unpack other archives first"
-        )
+        read = FILES.get(path.suffix.lower())
+        if read is None:
+            raise DataError(
+                f"{source}: should be a folder of class folders, a .tar of them, a .csv or .tsv table, or "
+                f".parquet; unpack other archives first"
+            )
+        return read(path)
 
 
 def _open_folder(folder: Path) -> dict[str, Originals]:

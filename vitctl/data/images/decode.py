@@ -8,7 +8,7 @@ import io
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ import numpy as np
 import PIL
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from vitctl.data.images.image_types import image_extension, is_heic, refusal, webp_size
+from vitctl.data.images.image_types import image_extension, is_heic, refusal
 from vitctl.data.images.jpeg import (
     LACKS_SCANS,
     Jpeg,
@@ -25,7 +25,6 @@ from vitctl.data.images.jpeg import (
     find_fault,
     lacks_scans,
     num_scans,
-    orientation_of,
     read_header,
     restart_interval,
     unread_coding,
@@ -166,8 +165,10 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
 
     Args and errors are those of `decode`.
     """
-    data = with_end_marker(without_heic(data))
-    jpeg = read_header(data)
+    data, jpeg = without_heic(data), None
+    if image_extension(data) == "jpg":
+        data = with_end_marker(data)
+        jpeg = read_header(data)
     if jpeg is None:
         pixels, orientation = _decode_with_pillow(data, truncated)
         return Picture(pixels, orientation if exif_orientation else 1)
@@ -176,7 +177,12 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
         _check_scans(data, jpeg.width * jpeg.height)
     if truncated == "refuse" and not jpeg.can_stop_early and lacks_scans(data, jpeg.num_components):
         raise BadSample(*LACKS_SCANS)  # the decoder reports no error where the data end between two scans
-    return Picture(jpeg, orientation_of(jpeg) if exif_orientation else 1, truncated)
+    orientation = 1
+    if exif_orientation and jpeg.has_metadata:
+        file = io.BytesIO(data)
+        with suppress(BadSample), _pillow_problems(), Image.open(file, formats=("JPEG",)) as image:
+            orientation = _orientation(image)
+    return Picture(jpeg, orientation, truncated)
 
 
 def from_pillow(image: Image.Image, *, exif_orientation: bool = True) -> Picture:
@@ -230,9 +236,6 @@ def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, 
     extension = image_extension(data)
     if extension is None:
         raise BadSample(*refusal(data))
-    if extension == "webp":  # checked here, because Pillow opens it with memory for all pixels
-        width, height = webp_size(data)
-        acquire(_check_cost(width, height, "WEBP"))
     plugin = _PLUGINS[extension]
     if extension == "png":
         _check_png(data)
@@ -240,6 +243,7 @@ def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, 
         raise BadSample("unsupported format", f"{coding}; convert it to PNG")
     with _pillow_problems(plugin), Image.open(io.BytesIO(data), formats=(plugin,)) as image:
         kind = "CMYK JPEG" if (image.mode, plugin) == ("CMYK", "JPEG") else image.mode
+        kind = plugin if plugin == "WEBP" else kind
         acquire(_check_cost(image.width, image.height, kind))
         if plugin == "JPEG":
             _check_scans(data, image.width * image.height)
@@ -428,14 +432,12 @@ def without_heic(data: bytes) -> bytes:
         import pillow_heif
     except ImportError:
         raise BadSample("HEIC: read with pillow-heif: pip install 'vitctl[heic]'") from None
-    try:
+    with _pillow_problems("HEIC"):
         opened = pillow_heif.open_heif(io.BytesIO(data), convert_hdr_to_8bit=True)
         width, height = opened.size
         if width * height > limits.PIXELS:
             raise BadSample("too large", f"{width}x{height} pixels, should be at most {limits.PIXELS:,}")
         image = opened.to_pillow()
-    except (ValueError, RuntimeError, EOFError, OSError, SyntaxError) as error:
-        raise BadSample("damaged", " ".join(str(error).split())) from None
     file = io.BytesIO()
     upright: Image.Image = image if image.mode in ("L", "RGB") else image.convert("RGB")
     upright.save(
@@ -474,12 +476,8 @@ class Reencode:
         picture = open_picture(data)
         if self.max_side and max(picture.height, picture.width) <= self.max_side:
             return data
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Pillow's warnings about metadata
-                smaller = self._encode(with_end_marker(data))
-        except (OSError, SyntaxError, ValueError) as error:  # for damage that the header does not show
-            raise BadSample("damaged", " ".join(str(error).split())) from None
+        with _pillow_problems("JPEG"):
+            smaller = self._encode(with_end_marker(data))
         return smaller if self.max_side or len(smaller) < len(data) else data
 
     def _encode(self, data: bytes) -> bytes:

@@ -70,7 +70,6 @@ _AVIF_BRANDS = {b"avif", b"avis"}
 _HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"}
 _MAX_BRANDS = 64
 _BITMAP_HEADERS = (12, 40, 52, 56, 64, 108, 124)  # bytes
-_MAX_WEBP_CHUNKS = 64
 
 
 def is_system_file(name: str) -> bool:
@@ -143,29 +142,3 @@ def _brands(data: bytes) -> set[bytes]:
         return set()
     end = min(int.from_bytes(data[:4]), len(data), 16 + 4 * _MAX_BRANDS)
     return {data[8:12], *(data[at : at + 4] for at in range(16, end, 4))}
-
-
-def webp_size(data: bytes) -> tuple[int, int]:
-    """Return the largest width and height in the first chunks of a WEBP file, without decoding; 0, 0 where
-    no chunk has a size, which the decoder will refuse.
-
-    Source: RFC 9649, WebP Image Format, sections 2.3 to 2.7
-    """
-    at, width, height = 12, 0, 0
-    for _ in range(_MAX_WEBP_CHUNKS):
-        name, body = data[at : at + 4], data[at + 8 : at + 18]
-        if len(body) < 5:  # a lossless image of one colour may have 8
-            break
-        if name == b"VP8X":  # the canvas
-            sides = 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
-        elif name == b"VP8L":  # lossless: 14 bits each
-            bits = int.from_bytes(body[1:5], "little")
-            sides = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-        elif name == b"VP8 ":
-            sides = int.from_bytes(body[6:8], "little") & 0x3FFF, int.from_bytes(body[8:], "little") & 0x3FFF
-        else:
-            sides = 0, 0
-        width, height = max(width, sides[0]), max(height, sides[1])
-        size = int.from_bytes(data[at + 4 : at + 8], "little")
-        at += 8 + size + size % 2
-    return width, height

@@ -10,11 +10,10 @@ import re
 import threading
 from collections.abc import Container
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
-_START_OF_IMAGE, _END_OF_IMAGE = b"\xff\xd8\xff", b"\xff\xd9"
+_END_OF_IMAGE = b"\xff\xd9"
 _BASELINE, _PROGRESSIVE = (0xC0, 0xC1), 0xC2
 _START_OF_SCAN, _RESTART_INTERVAL = 0xDA, 0xDD
 # Frames of codings that Pillow does not decode, or that nothing here can check for damage: T.81, table B.1
@@ -28,10 +27,6 @@ _COEFFICIENTS = 64
 _COLOURS = {"Gray": 1, "CMYK": 4, "YCCK": 4}  # others have 3
 _APPLICATION_1 = 0xE1  # Exif and XMP
 _SKIPPED = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # tables, restart interval, applications, comments
-_EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
-_ORIENTATION, _SHORT, _LONG = 0x0112, 3, 4  # a field of Exif, and the types that it may have
-_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
-_MAX_FIELDS = 4096
 _HEIGHT_IN_FRAME = 5  # bytes from the frame's marker to its height
 _MAX_SEGMENTS = 500
 _EXTRANEOUS = "extraneous bytes before marker"
@@ -60,7 +55,7 @@ class Jpeg:
             after it.
         can_stop_early: whether there is no hole in this scan either, so that decoding can stop early.
         num_components: 1 (grey) or 3 (colour).
-        metadata: contents of the segments for Exif and XMP.
+        has_metadata: whether there is a segment for Exif or XMP.
         scan: byte offset of the first scan's marker (SOS).
         unit: height and width of a minimum coded unit (MCU), in pixels.
         restart: byte offset of the restart interval's marker (DRI), 0 where it is missing.
@@ -73,30 +68,29 @@ class Jpeg:
     has_one_scan: bool
     can_stop_early: bool
     num_components: int
-    metadata: tuple[bytes, ...]
+    has_metadata: bool
     scan: int
     unit: tuple[int, ...]
     restart: int
 
 
 def with_end_marker(data: bytes) -> bytes:
-    """Return a JPEG cut after its end marker (EOI), which is appended where it is missing; other formats
-    unchanged.
+    """Return a JPEG cut after its end marker (EOI), which is appended where it is missing.
 
     Bytes after the marker are not part of the image, and an image with all rows is complete without the
     marker.
     """
-    if data.endswith(_END_OF_IMAGE) or not data.startswith(_START_OF_IMAGE):
+    if data.endswith(_END_OF_IMAGE):
         return data
     end = data.find(_END_OF_IMAGE, _first(data))
     return data + _END_OF_IMAGE if end < 0 else data[: end + len(_END_OF_IMAGE)]
 
 
 def read_header(data: bytes) -> Jpeg | None:
-    """Parse the header of a grey or RGB JPEG of 8 bits that has an end marker; None for everything else."""
-    if not (data.startswith(_START_OF_IMAGE) and data.endswith(_END_OF_IMAGE)):
+    """Parse the header of a grey or RGB JPEG of 8 bits that has an end marker; None for every other JPEG."""
+    if not data.endswith(_END_OF_IMAGE):
         return None
-    position, frame, kind, restart, metadata = 2, 0, 0, 0, list[bytes]()
+    position, frame, kind, restart, has_metadata = 2, 0, 0, 0, False
     for _ in range(_MAX_SEGMENTS):
         if position + 10 > len(data) or data[position] != 0xFF:
             return None
@@ -108,7 +102,7 @@ def read_header(data: bytes) -> Jpeg | None:
         elif marker not in _SKIPPED:
             return None  # lossless, hierarchical or arithmetic coding, or an illegal marker
         elif marker == _APPLICATION_1:
-            metadata.append(data[position + 4 : position + 2 + size])
+            has_metadata = True
         elif marker == _RESTART_INTERVAL:
             restart = position
         position += 2 + size
@@ -123,29 +117,8 @@ def read_header(data: bytes) -> Jpeg | None:
         return None
     one_scan = kind in _BASELINE and data[position + 4] == num_components
     can_stop_early = one_scan and data.find(_HOLE, position) < 0
-    known = num_components, tuple(metadata), position, unit, restart
+    known = num_components, has_metadata, position, unit, restart
     return Jpeg(data, height, width, frame, one_scan, can_stop_early, *known)
-
-
-def orientation_of(jpeg: Jpeg) -> int:
-    """Return the Exif orientation in the metadata of a JPEG, 1 where it is missing; Exif takes precedence
-    over XMP, as in Pillow.
-    """
-    exif = b"".join(one.removeprefix(_EXIF) for one in jpeg.metadata if one.startswith(_EXIF))
-    order: Literal["little", "big"] = "little" if exif[:2] == b"II" else "big"
-
-    def number(at: int, size: int) -> int:
-        return int.from_bytes(exif[at : at + size], order)
-
-    start = number(4, 4)
-    num_fields = min(number(start, 2), _MAX_FIELDS) if exif[:2] in (b"II", b"MM") else 0
-    for at in range(start + 2, min(start + 2 + 12 * num_fields, len(exif) - 11), 12):
-        kind = number(at + 2, 2)
-        if number(at, 2) == _ORIENTATION and kind in (_SHORT, _LONG):
-            return number(at + 8, 2 if kind == _SHORT else 4)
-    xmp = next((one for one in jpeg.metadata if one.startswith(_XMP)), b"")
-    match = _XMP_ORIENTATION.search(xmp)
-    return int(match[1]) if match else 1
 
 
 def cut_out(

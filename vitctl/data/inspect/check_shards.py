@@ -16,7 +16,7 @@ from vitctl.data.inspect.duplicates import MATCHES
 from vitctl.data.inspect.overview import look_alikes
 from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, find_splits
 from vitctl.data.shards.tar import padded, read_shard
-from vitctl.data.source.splits import DIGEST, changed_images, image_digest
+from vitctl.data.source.splits import DIGEST, image_digest, read_exclusion
 from vitctl.data.source.splits import FILE as EXCLUDED
 from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import check_labels, sample_key
@@ -25,7 +25,7 @@ from vitctl.data.writer.intake import REPORT as INTAKE
 from vitctl.errors import DataError
 from vitctl.system.pool import Done, counted, run_tasks
 from vitctl.system.remote import copy, is_remote
-from vitctl.system.text import count_text, one_line
+from vitctl.system.text import count_text
 
 _SAMPLED_IMAGES = 1000
 _SHOWN_SHARDS = 3
@@ -292,16 +292,12 @@ def unused_files(folder: Path) -> tuple[list[str], list[str]]:
 def _check_split_folder(folder: Path, problems: list[str], notes: list[str]) -> None:
     try:
         index = open_index(folder)
-        changed = changed_images(index)
-    except DataError as error:
-        if str(error).startswith(str(folder / EXCLUDED)):  # others are reported when the index is checked
-            problems.append(str(error))
+    except DataError:  # reported when the index is checked
         return
-    if changed:
-        problems.append(
-            f"{folder / EXCLUDED}: {count_text(len(changed), 'image')} with other bytes than when excluded, "
-            f"first {one_line(changed[0])}; make the list again with `vitctl data dedup ... --apply`"
-        )
+    try:
+        read_exclusion(index)
+    except DataError as error:
+        problems.append(str(error))
     known = {INDEX_FILE, SAMPLES, EXCLUDED, *(shard.name for shard in index.shards)}
     known |= {LABELS} if index.labels is not None else set()
     others = sorted(path for path in folder.iterdir() if path.name not in known)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 from vitctl.data.images.decode import BadSample, decode, open_picture
@@ -128,9 +128,10 @@ def save(page: Image.Image, path: Path) -> None:
 
 def _fitted(pixels: np.ndarray) -> Image.Image:
     image = Image.fromarray(np.ascontiguousarray(pixels))
-    scale = _CELL / max(image.size)
-    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    return image.resize(size, Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.LANCZOS)
+    is_small = 2 * max(image.size) <= _CELL
+    return ImageOps.contain(
+        image, (_CELL, _CELL), Image.Resampling.NEAREST if is_small else Image.Resampling.LANCZOS
+    )
 
 
 def _write(

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from vitctl.data.images.decode import BadSample, open_picture
+from vitctl.data.images.decode import BadSample, Picture, open_picture
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.data.loader.workers import (
     Prefetcher,
     SharedMemory,
+    cause_of_death,
     is_worker_death,
     new_images,
     original_message,
@@ -25,9 +26,8 @@ from vitctl.data.loader.workers import (
     start_workers,
     worker_init,
 )
-from vitctl.data.shards.index import has_label
 from vitctl.data.source.order import Lanes, SampleOrder, micro_batches, own_slots, share
-from vitctl.data.source.views import Source, read_together, sample_key
+from vitctl.data.source.views import Source, is_remote, read_together, sample_key
 from vitctl.errors import DataError
 from vitctl.system import limits
 from vitctl.system.process import HERE, release_lock
@@ -170,7 +170,9 @@ def train_batches(
                 yield [first + slot for slot in slots]
 
     own = own_slots(batch_size, lanes, rank, num_processes)
-    samples = _TrainSamples(source, order, transform, seed, needs_labels, checksums, own, outages)
+    samples = _TrainSamples(
+        source, order, transform, seed, needs_labels, checksums, is_remote(source), own, outages
+    )
     batches = _batches(samples, positions(), num_workers, pinned)
     return map(_with_neighbour, batches) if neighbours else batches
 
@@ -251,7 +253,7 @@ def eval_batches(
         for begin in range(chosen.start, chosen.start + longest, size):
             yield [sample if sample < chosen.stop else PADDING for sample in range(begin, begin + size)]
 
-    samples = _EvalSamples(source, transform, digests)
+    samples = _EvalSamples(source, transform, digests, is_remote(source))
     for batch in _batches(samples, positions(), num_workers, pinned):
         for sample, key, reason in () if unchecked else batch.bad:
             can_pad = reason in ("truncated", "damaged") and transform.truncated == "refuse"
@@ -273,6 +275,7 @@ class _TrainSamples(Dataset[Batch]):
     seed: int
     needs_labels: bool
     checksums: bool
+    is_remote: bool
     slots: range | None = None  # with lanes, those of this process
     outages: bool = False
     known: dict[str, str] = field(default_factory=dict)  # the "outage" of this process, once a batch was read
@@ -313,22 +316,22 @@ class _TrainSamples(Dataset[Batch]):
         if self._ahead is not None:
             self._ahead.reach(positions[0])
         epochs, samples = self.order.at(np.array(positions, np.int64))
-        together = read_together(self.source, samples, at_once=not self.known)
+        together = read_together(self.source, samples, at_once=not self.known) if self.is_remote else {}
         self.known["outage"] = ""
         labels = self.source.labels(samples)
-        labelled, num_classes = has_label(labels), len(self.source.class_names)
+        num_classes = len(self.source.class_names)
         encoded = np.zeros(len(positions), np.int64)
 
         def open_sample(row: int, sample: int) -> Opened:
-            if self.needs_labels and not labelled[row]:
+            highest = labels[row].max()
+            if self.needs_labels and highest < 0:
                 raise BadSample("no label")
-            if self.needs_labels and labels[row].max() >= num_classes:
-                raise BadSample("no such class", f"label {labels[row].max()} of {num_classes} classes")
+            if self.needs_labels and highest >= num_classes:
+                raise BadSample("no such class", f"label {highest} of {num_classes} classes")
             data = together.get(sample) or self.source.read(sample)
             if self.checksums:
                 encoded[row] = zlib.crc32(data)
-            how = self.transform
-            picture = open_picture(data, exif_orientation=how.exif_orientation, truncated=how.truncated)
+            picture = _opened(data, self.transform)
             rng = augmentation_rng(self.seed, int(epochs[row]), sample)
             drawn = self.transform.draw(picture.height, picture.width, rng)
             return partial(self.transform.apply, picture, drawn), picture.num_bytes
@@ -348,24 +351,28 @@ class _EvalSamples(Dataset[Batch]):
     source: Source
     transform: EvalTransform
     digests: bool
+    is_remote: bool
 
     def __getitems__(self, positions: list[int]) -> Batch:
         samples = np.array(positions, np.int64)
         labels = self.source.labels(np.maximum(samples, 0))
         labels[samples == PADDING] = 0
         digests = [""] * len(positions) if self.digests else []
-        together = read_together(self.source, samples[samples != PADDING])
+        together = read_together(self.source, samples[samples != PADDING]) if self.is_remote else {}
 
         def open_sample(row: int, sample: int) -> Opened:
             data = together.get(sample) or self.source.read(sample)
             if self.digests:
                 digests[row] = hashlib.sha256(data).hexdigest()
-            how = self.transform
-            picture = open_picture(data, exif_orientation=how.exif_orientation, truncated=how.truncated)
+            picture = _opened(data, self.transform)
             return partial(self.transform, picture), picture.num_bytes
 
         batch = _batch(self.source, samples, labels, self.transform.image_size, open_sample)
         return replace(batch, digests=tuple(digests))
+
+
+def _opened(data: bytes, how: TrainTransform | EvalTransform) -> Picture:
+    return open_picture(data, exif_orientation=how.exif_orientation, truncated=how.truncated)
 
 
 def _batch(
@@ -433,7 +440,7 @@ def _batches(
         generator=torch.Generator(),  # drawing the worker seeds must not advance the global generator
     )
     batches, workers = start_workers(loader)
-    loaders = [process.pid or 0 for process in workers.processes]
+    loaders = [process.pid or 0 for process in workers]
     while True:
         try:
             with HERE.waiting_for_images(loaders):
@@ -447,7 +454,7 @@ def _batches(
         except (RuntimeError, ConnectionError, EOFError) as error:
             if not is_worker_death(error):
                 raise
-            cause = workers.cause_of_death()
+            cause = cause_of_death(workers)
             raise DataError(f"a loader process was {cause}; use fewer loader workers ({error})") from error
         yield batch
     del batches, loader

@@ -14,14 +14,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from multiprocessing.reduction import DupFd
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -41,52 +38,31 @@ _GRACE_SECONDS = 2.0
 _LOST_BATCH = 74  # EX_IOERR of sysexits.h
 
 
-@dataclass(frozen=True)
-class Workers:
-    """The workers of one loader.
-
-    Args:
-        processes: the worker processes.
-        oom_kills: count of the out-of-memory killer at the start.
-    """
-
-    processes: tuple[BaseProcess, ...]
-    oom_kills: int
-
-    def cause_of_death(self) -> str:
-        """Say why the first dead worker ended.
-
-        Waits shortly, because the kernel needs a moment to report it.
-        """
-        until = time.monotonic() + _GRACE_SECONDS
-        while not (dead := [p for p in self.processes if p.exitcode]) and time.monotonic() < until:
-            time.sleep(0.01)
-        if not dead:
-            return "lost"
-        code = dead[0].exitcode or 0
-        if code == -signal.SIGKILL and oom_kills() > self.oom_kills:
-            return "killed by the kernel because it was out of memory (OOM killer)"
-        if code == -signal.SIGKILL:
-            return "killed (SIGKILL), most often out of memory"
-        if code == _LOST_BATCH:
-            return "unable to send a batch; the output above says why"
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended by its exit code {code}"
+def cause_of_death(workers: Collection[BaseProcess]) -> str:
+    """Say why the first dead worker ended. Waits shortly, because the kernel needs a moment to report it."""
+    until = time.monotonic() + _GRACE_SECONDS
+    while not (dead := [p for p in workers if p.exitcode]) and time.monotonic() < until:
+        time.sleep(0.01)
+    if not dead:
+        return "lost"
+    code = dead[0].exitcode or 0
+    if code == -signal.SIGKILL:
+        return "killed (SIGKILL), most often out of memory"
+    if code == _LOST_BATCH:
+        return "unable to send a batch; the output above says why"
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended by its exit code {code}"
 
 
-def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
+def start_workers(loader: Any) -> tuple[Iterator[Any], Collection[BaseProcess]]:
     """Start iterating over a DataLoader, and remove the SIGCHLD handler that torch installs.
 
     That handler would raise at any line of the training loop; without it a dead worker is detected while the
     loop waits for its batch.
     """
     if not loader.num_workers:
-        return iter(loader), Workers((), 0)
+        return iter(loader), ()
     ensure_descriptors(loader.num_workers)
-    handler, others, kills = (
-        signal.getsignal(signal.SIGCHLD),
-        set(multiprocessing.active_children()),
-        oom_kills(),
-    )
+    handler, others = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children())
     # Until a worker ignores signals, it would write them to the signal pipe of this process: they would be
     # counted twice.
     with (
@@ -98,7 +74,7 @@ def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
     _WORKERS.update(workers)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL if handler is None else handler)
-    return batches, Workers(tuple(workers), kills)
+    return batches, workers
 
 
 def _lost_batch(error: BaseException, _: object) -> None:
@@ -139,22 +115,6 @@ def _kill_workers() -> None:
     """
     for worker in _WORKERS:
         worker.kill()
-
-
-def oom_kills(root: Path = Path("/")) -> int:
-    """Return the number of processes killed by the out-of-memory killer so far: in our control group, else on
-    this machine, else 0.
-    """
-    groups = root / "sys" / "fs" / "cgroup"
-    group = groups
-    with suppress(OSError):
-        text = (root / "proc" / "self" / "cgroup").read_text(encoding="utf-8")
-        group = groups / text.rstrip("\n").rpartition("0::/")[2]
-    # Within a container the path is that of the host, and the group is the root.
-    for file in (group / "memory.events", groups / "memory.events", root / "proc" / "vmstat"):
-        with suppress(OSError, ValueError, KeyError):
-            return int(dict(map(str.split, file.read_text(encoding="ascii").splitlines()))["oom_kill"])
-    return 0
 
 
 def original_message(text: str) -> str:

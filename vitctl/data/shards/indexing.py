@@ -150,7 +150,7 @@ class _Job:
         try:
             scan = _load(part)
         except (DataError, OSError):  # missing, or damaged by a power failure
-            scan = self._fetched(first) if url else read_shard(_behind(Path(place)), self.members, ends=True)
+            scan = self._fetched(first) if url else read_shard(Path(place).resolve(), self.members, ends=True)
             _save(part, scan)
         done(1)
         return Shard(name, len(scan.rows), scan.num_bytes, scan.sha256, url), scan.width, part
@@ -170,11 +170,6 @@ class _Job:
                 return read_shard(Path(file.name), self.members, ends=True)
             except DataError as error:
                 raise DataError(str(error).replace(file.name, first.url)) from None
-
-
-def _behind(path: Path) -> Path:
-    """Return the shard that a link of `_link_shards` leads to, for messages."""
-    return path.resolve() if path.is_symlink() else path
 
 
 def _save(part: Path, scan: Scan) -> None:

@@ -70,7 +70,8 @@ class Order:
     window_size = 0
 
     def __post_init__(self) -> None:
-        _check_num_samples(self.num_samples)
+        if not 1 <= self.num_samples <= MAX_SAMPLES:
+            raise ValueError(f"num_samples is {self.num_samples}, should be 1 to 2**40")
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return epoch and sample at the given positions; see `SampleOrder`."""
@@ -96,21 +97,12 @@ class WindowedOrder:
         seed: any integer; two seeds give unrelated orders.
         block_size: consecutive samples in a block, at least 1; ideally the samples of one shard.
         window_blocks: blocks in a window, at least 1.
-
-    Raises:
-        ValueError: a number is out of range.
     """
 
     num_samples: int
     seed: int
     block_size: int
     window_blocks: int
-
-    def __post_init__(self) -> None:
-        _check_num_samples(self.num_samples)
-        for name, value in (("block_size", self.block_size), ("window_blocks", self.window_blocks)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, should be at least 1")
 
     @property
     def window_size(self) -> int:
@@ -182,20 +174,11 @@ class MixtureOrder:
         orders: the order of each source.
         counts: samples of each source in a block, see `quotas`.
         seed: of the order within blocks.
-
-    Raises:
-        ValueError: the number of counts differs from the number of orders, or a count is below 1.
     """
 
     orders: tuple[SampleOrder, ...]
     counts: tuple[int, ...]
     seed: int
-
-    def __post_init__(self) -> None:
-        if len(self.orders) != len(self.counts) or min(self.counts, default=0) < 1:
-            raise ValueError(
-                f"counts {self.counts} for {len(self.orders)} orders, should be one of at least 1 for each"
-            )
 
     @property
     def num_samples(self) -> int:
@@ -331,11 +314,6 @@ def shuffle_blocks(seed: int, blocks: np.ndarray, offsets: np.ndarray, block_siz
         int64 `[P]` in `range(block_size)`, a permutation within each block.
     """
     return _shuffle(offsets, _keys(seed, blocks, np.full_like(blocks, -1)), block_size)
-
-
-def _check_num_samples(num_samples: int) -> None:
-    if not 1 <= num_samples <= MAX_SAMPLES:
-        raise ValueError(f"num_samples is {num_samples}, should be 1 to 2**40")
 
 
 def _keys(seed: int, epochs: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:

@@ -5,12 +5,9 @@ import hashlib
 import io
 import json
 import re
-import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from threading import Timer
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -19,13 +16,11 @@ from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.index import Index
 from vitctl.data.source.rows import Ranges
 from vitctl.data.source.stores import ShardSource, array_digest, open_index
-from vitctl.data.source.views import Source, View, concat, sample_key, stored, subset
+from vitctl.data.source.views import Source, concat, sample_key, subset
 from vitctl.errors import DataError
 from vitctl.system import limits
 from vitctl.system.files import read_bytes, read_json, write_json
-from vitctl.system.pool import run_tasks
-from vitctl.system.process import tell
-from vitctl.system.text import count_text, one_line
+from vitctl.system.text import one_line
 
 TRAIN, TEST, VALIDATION = "train", "test", "validation"
 _TRAIN_NAMES = (TRAIN, "training")
@@ -41,7 +36,6 @@ _PART = re.compile(r"(?P<split>\w+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?(?
 
 _ORDERS: dict[tuple[str, str], np.ndarray] = {}
 _MAX_ORDERS = 64
-SAY_SECONDS = 5.0  # of matching names, until a line says so
 
 
 class Part(NamedTuple):
@@ -130,20 +124,6 @@ def select(
     return chosen[0] if len(chosen) == 1 else concat(chosen)
 
 
-def num_repeated(source: Source) -> int:
-    """Count the samples that a source selects more than once, as `test[:20]+test[10:]` does."""
-    if not isinstance(source, View) or getattr(source.rows, "is_distinct", False):
-        return 0
-    seen: dict[str, np.ndarray] = {}
-    repeated = 0
-    for store, rows, _ in stored(source):
-        taken = seen.setdefault(store.digest, np.zeros(len(store), bool))
-        chosen = slice(None) if rows is None else rows
-        repeated += int(np.count_nonzero(taken[chosen]))
-        taken[chosen] = True
-    return repeated
-
-
 def _chosen(
     part: Part, source: Source, group_by: str, order_of: Callable[[Source, str], np.ndarray]
 ) -> Source:
@@ -190,7 +170,7 @@ def group_names(source: Source, group_by: str) -> list[str]:
             An image without a match or value is a group of its own.
 
     Raises:
-        DataError: the table cannot be read, or lacks an image; or the expression takes too long.
+        DataError: the table cannot be read, or lacks an image.
     """
     keys = [source.key(sample) for sample in range(len(source))]
     if of_table := _GROUP_COLUMN.fullmatch(group_by):
@@ -202,39 +182,12 @@ def group_names(source: Source, group_by: str) -> list[str]:
             )
         names = [table[key] or f"\0{key}" for key in keys]
     else:
-        text = f"data.group_by = '{group_by}': matching {count_text(len(keys), 'name')} takes long"
-        slow = Timer(
-            SAY_SECONDS, tell, [f"{text}; with repeats inside of repeats, as in (a+)+, it never ends"]
-        )
-        slow.start()
-        try:
-            [names] = run_tasks(partial(_matched, keys, group_by), 1, workers=1)
-        finally:
-            slow.cancel()
-            tell("")
+        matches = map(re.compile(group_by).search, keys)
+        names = [
+            "\0".join(match.groups("") or match[0]) if match else f"\0{key}"
+            for key, match in zip(keys, matches, strict=True)
+        ]
     return names
-
-
-def _matched(keys: Sequence[str], pattern: str, *_: object) -> list[str]:
-    """Return the group of each key. It has a process of its own: nothing else ends a pattern that tries too
-    much.
-    """
-
-    limit = limits.GROUP_SECONDS * max(1, -(-len(keys) // 1_000_000))
-
-    def stop(*_: object) -> None:
-        raise DataError(
-            f"data.group_by = '{pattern}': takes more than {limit} s for "
-            f"{count_text(len(keys), 'name')}; write it without repeats inside of repeats, such as (a+)+"
-        )
-
-    signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, limit)
-    matches = map(re.compile(pattern).search, keys)
-    return [
-        "\0".join(match.groups("") or match[0]) if match else f"\0{key}"
-        for key, match in zip(keys, matches, strict=True)
-    ]
 
 
 def table_delimiter(path: Path, text: IO[str], fits: Callable[[list[str]], bool]) -> str:
@@ -508,18 +461,6 @@ def read_exclusion(index: Index) -> np.ndarray:
     if any(fields.get(name) != digest for name, digest in _digests(index, samples).items()):
         raise DataError(f"{path}: made for other shards; {_AGAIN}")
     return samples
-
-
-def changed_images(index: Index) -> list[str]:
-    """Return the keys of excluded images whose bytes have changed since they were excluded."""
-    if not len(read_exclusion(index)):
-        return []
-    source = ShardSource(index)
-    return [
-        str(image.get("key"))
-        for image in read_json(index.folder / FILE, limits.INDEX, error=DataError)["images"]
-        if image.get("digest") != image_digest(source, image["sample"]).hex()
-    ]
 
 
 def write_exclusion(index: Index, samples: Sequence[int], *, reason: str) -> int:

@@ -129,10 +129,17 @@ class ShardSource:
         """
         places, held = {}, 0
         for sample in samples if self.index.is_remote and (at_once or self.cache is None) else ():
+            number, row = bisect.bisect_right(self.ends, sample), self._row(sample)
+            shard, size = self.index.shards[number], int(row["size"])
+            start = int(row["header"]) + int(row["data"])
+            is_near = self.cache is not None and (
+                shard.num_bytes < _LARGE_BYTES or self.cache.holds(shard.sha256)
+            )
+            if is_near or not is_remote(self.index.address(number)):
+                continue
             with suppress(BadSample):  # reported by `read`
-                if self._needs_request(sample):
-                    places[sample] = _, start, stop = self._place(sample)
-                    held += stop - start
+                places[sample] = self._checked(sample, start, size), start, start + size
+                held += size
             if held > _TOGETHER_BYTES:
                 break  # the others are read one by one
         found = dict(zip(places, read_ranges([*places.values()]), strict=True))
@@ -140,14 +147,6 @@ class ShardSource:
             number = bisect.bisect_right(self.ends, sample)
             self._unverified.setdefault(number, []).append((places[sample][1], data))
         return found
-
-    def _needs_request(self, sample: int) -> bool:
-        number = bisect.bisect_right(self.ends, sample)
-        shard, cache = self.index.shards[number], self.cache
-        is_far = is_remote(self.index.address(number))
-        return is_far and (
-            cache is None or (shard.num_bytes >= _LARGE_BYTES and not cache.holds(shard.sha256))
-        )
 
     def fetch_ahead(self, samples: np.ndarray) -> None:
         """Fetch the remote shards of some samples into the cache, except those that are there or that another
@@ -165,12 +164,6 @@ class ShardSource:
             return list(range(len(self.ends)))
         shards: list[int] = np.unique(np.searchsorted(self.ends, samples, side="right")).tolist()
         return shards
-
-    def _place(self, sample: int) -> tuple[str, int, int]:
-        """Return the path or URL of an image's shard, and the range of its bytes there."""
-        row = self._row(sample)
-        start = int(row["header"]) + int(row["data"])
-        return self._checked(sample, start, int(row["size"])), start, start + int(row["size"])
 
     def _row(self, sample: int) -> np.ndarray:
         if not 0 <= sample < self.index.num_samples:

@@ -363,11 +363,14 @@ def stored(
         yield from stored(store, rows, None if here is None else here[chosen])
 
 
+def is_remote(source: Source) -> bool:
+    """Return whether some images of a source are on a server."""
+    return any(split.index.is_remote for split in split_sources(source))
+
+
 def read_together(source: Source, samples: np.ndarray, *, at_once: bool = False) -> dict[int, bytes]:
     """Return those of some encoded images that take a request each; see `ShardSource.read_together`."""
     found: dict[int, bytes] = {}
-    if not any(split.index.is_remote for split in split_sources(source)):
-        return found
     for store, rows, here in stored(source, samples, samples):
         if isinstance(store, ShardSource) and rows is not None and here is not None:
             numbers = dict(zip(rows.tolist(), here.tolist(), strict=True))
@@ -427,16 +430,26 @@ def source_text(source: Source) -> str:
     return "; ".join(filter(None, source_texts(source)))
 
 
+def _rows_by_store(source: Source) -> dict[str, np.ndarray]:
+    """Return the rows of a source's samples in each store, by the digest of the store."""
+    found: dict[str, list[np.ndarray]] = {}
+    for store, rows, _ in stored(source):
+        found.setdefault(store.digest, []).append(np.arange(len(store)) if rows is None else rows)
+    return {digest: np.concatenate(rows) for digest, rows in found.items()}
+
+
 def shared_samples(one: Source, other: Source) -> int:
     """Return how many samples of the stores are in both sources."""
-    places: list[dict[str, np.ndarray]] = []
-    for source in (one, other):
-        found: dict[str, np.ndarray] = {}
-        for store, rows, _ in stored(source):
-            taken = np.arange(len(store)) if rows is None else rows
-            found[store.digest] = np.union1d(found.get(store.digest, taken), taken)
-        places.append(found)
-    return sum(len(np.intersect1d(rows, places[1].get(digest, []))) for digest, rows in places[0].items())
+    theirs = _rows_by_store(other)
+    own = _rows_by_store(one)
+    return sum(len(np.intersect1d(rows, theirs.get(digest, []))) for digest, rows in own.items())
+
+
+def num_repeated(source: Source) -> int:
+    """Count the samples that a source selects more than once, as `test[:20]+test[10:]` does."""
+    if not isinstance(source, View) or getattr(source.rows, "is_distinct", False):
+        return 0
+    return sum(len(rows) - len(np.unique(rows)) for rows in _rows_by_store(source).values())
 
 
 def _names(source: Source) -> str:

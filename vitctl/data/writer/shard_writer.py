@@ -47,7 +47,6 @@ def write_split(
     reencode: Reencode | None = None,
     progress: Progress | None = None,
     note: Callable[[str], None] = lambda _: None,
-    meanwhile: Callable[[], object] = lambda: None,
 ) -> Index:
     """Write items as WebDataset shards with an index. The folder is written atomically.
 
@@ -70,7 +69,6 @@ def write_split(
         progress: called with (images done, images in all). Images of unknown size count twice, they are
             measured first.
         note: called with a line about what an earlier, unfinished run left, and how many JPEGs changed.
-        meanwhile: called in a thread of this process while others measure, if there are others.
 
     Raises:
         DataError: `out` is taken or being written, two items share a key, a label has no name, an image is
@@ -80,9 +78,7 @@ def write_split(
     source = f"{source_text}; {reencode}" if reencode else source_text
     count = counted(progress, len(items) + sum(item.size is None for item in items))
     with _own_folder(out) as aside:
-        sizes, held = _measure(items, workers, count, meanwhile)
-        import webdataset  # noqa: F401 - `ShardWriter` needs it: once here, not in every forked process
-
+        sizes, held = _measure(items, workers, count)
         plan = plan_shards(
             items,
             sizes,
@@ -353,9 +349,7 @@ def _own_folder(out: Path) -> Iterator[Path]:
                 aside.rmdir()
 
 
-def _measure(
-    items: Sequence[Item], workers: int, done: Done, meanwhile: Callable[[], object]
-) -> tuple[np.ndarray, dict[int, bytes]]:
+def _measure(items: Sequence[Item], workers: int, done: Done) -> tuple[np.ndarray, dict[int, bytes]]:
     """Return the bytes of every image, int64 `[n]`, and the images read for that, as far as memory allows."""
     sizes = np.array([-1 if item.size is None else item.size for item in items], np.int64)
     unknown = np.flatnonzero(sizes < 0).tolist()
@@ -369,9 +363,7 @@ def _measure(
         room -= len(data)
         return len(data), data
 
-    measured = run_each(
-        measure, len(unknown), _IMAGES_PER_TASK, workers=workers, done=done, meanwhile=meanwhile
-    )
+    measured = run_each(measure, len(unknown), _IMAGES_PER_TASK, workers=workers, done=done)
     sizes[unknown] = [size for size, _ in measured]
     held = {number: data for number, (_, data) in zip(unknown, measured, strict=True) if data is not None}
     return sizes, held

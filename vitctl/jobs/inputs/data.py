@@ -24,7 +24,7 @@ from vitctl.data.source.order import (
     lanes_read,
     quotas,
 )
-from vitctl.data.source.splits import group_names, num_repeated
+from vitctl.data.source.splits import group_names
 from vitctl.data.source.uneven import Correction, correction
 from vitctl.data.source.views import (
     Source,
@@ -32,6 +32,8 @@ from vitctl.data.source.views import (
     check_labels,
     class_zero_note,
     concat,
+    is_remote,
+    num_repeated,
     of_classes,
     random_subset,
     source_text,
@@ -286,7 +288,6 @@ def sampling_notes(data: TrainImages, source: Source) -> list[str]:
         if (repeated := num_repeated(part))
     ]
     notes += filter(None, [class_zero_note(source)])
-    is_remote = any(split.index.is_remote for split in split_sources(source))
     some = f"a random subset of {count_text(len(source), 'image')} (data.subset_seed = {data.subset_seed})"
     different = count_text(-(-len(source) // data.repeats), "different image")
     more = (
@@ -296,7 +297,7 @@ def sampling_notes(data: TrainImages, source: Source) -> list[str]:
             f"repeated augmentation: each image {data.repeats} times in a batch, so an epoch of "
             f"{len(source):,} has {different}",
         ),
-        (is_remote, f"remote shards, read {_READING[data.order, data.cache_gib > 0]}"),
+        (is_remote(source), f"remote shards, read {_READING[data.order, data.cache_gib > 0]}"),
     )
     return notes + [text for is_so, text in more if is_so]
 

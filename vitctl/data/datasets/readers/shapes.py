@@ -33,16 +33,6 @@ def _box(x: Array, y: Array, half_width: float, half_height: float) -> Array:
     return np.asarray(np.maximum(np.abs(x) - half_width, np.abs(y) - half_height))
 
 
-def _circle(x: Array, y: Array) -> Array:
-    """A disc."""
-    return _disc(x, y, 0.95)
-
-
-def _square(x: Array, y: Array) -> Array:
-    """A square."""
-    return _box(x, y, 0.8, 0.8)
-
-
 def _triangle(x: Array, y: Array) -> Array:
     """A tall triangle that points up."""
     side = (1.9 * np.abs(x) - 0.8 * (y + 1.1)) / np.float32(np.hypot(1.9, 0.8))
@@ -84,9 +74,9 @@ def _inner_corner_normal() -> tuple[float, float]:
 
 _STAR_NORMAL = _inner_corner_normal()
 
-FIELDS = {
-    "circle": _circle,
-    "square": _square,
+FIELDS: dict[str, Callable[[Array, Array], Array]] = {
+    "circle": partial(_disc, radius=0.95),
+    "square": partial(_box, half_width=0.8, half_height=0.8),
     "triangle": _triangle,
     "star": _star,
     "heart": _heart,
@@ -198,7 +188,7 @@ def items(task: str, split: str, num_samples: int, seed: int, image_size: int = 
         Item(
             f"{split}_{index:07d}",
             chosen.label(scene(task, split, index, seed)),
-            partial(_png, task, split, index, seed, image_size),
+            partial(_png, picture, task, split, index, seed, image_size),
         )
         for index in range(num_samples)
     ]
@@ -225,17 +215,14 @@ def picture(task: str, split: str, index: int, seed: int, image_size: int = 32) 
     return levels.astype(np.uint8).transpose(1, 2, 0)
 
 
-def _png(task: str, split: str, index: int, seed: int, image_size: int) -> bytes:
-    return _encode_png(picture(task, split, index, seed, image_size))
-
-
-def _encode_png(pixels: np.ndarray) -> bytes:
-    """Encode uint8 `[H, W, 3]` as PNG without compression, which these noisy pictures gain little from.
+def _png(draw: Callable[..., np.ndarray], *which: str | int) -> bytes:
+    """Draw a picture, and encode it as PNG without compression, which these noisy pictures gain little from.
 
     Pillow takes ten times as long to do so for a picture of 32 x 32.
 
     Source: W3C, Portable Network Graphics (Third Edition), sections 5 and 11.2
     """
+    pixels = draw(*which)
     height, width, _ = pixels.shape
     rows = np.zeros((height, 1 + 3 * width), np.uint8)  # before each row its filter, 0
     rows[:, 1:] = pixels.reshape(height, -1)
@@ -353,7 +340,11 @@ def glyph_items(split: str, num_samples: int, seed: int, image_size: int = 32) -
         image_size: height and width in pixels.
     """
     return [
-        Item(f"{split}_{index:07d}", index % NUM_LETTERS, partial(_glyph_png, split, index, seed, image_size))
+        Item(
+            f"{split}_{index:07d}",
+            index % NUM_LETTERS,
+            partial(_png, glyph_picture, split, index, seed, image_size),
+        )
         for index in range(num_samples)
     ]
 
@@ -414,10 +405,6 @@ def _letter(rng: np.random.Generator) -> np.ndarray:
     low, high = points.min(axis=(0, 1)), points.max(axis=(0, 1))
     centred: np.ndarray = points - (low + high) / 2
     return np.asarray(centred * (2 / max(high - low)))
-
-
-def _glyph_png(split: str, index: int, seed: int, image_size: int) -> bytes:
-    return _encode_png(glyph_picture(split, index, seed, image_size))
 
 
 def _ink(strokes: np.ndarray, width: float, image_size: int) -> np.ndarray:
