@@ -209,7 +209,7 @@ def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool =
             check_not_missing(loaded.recipe)
         fetch_weights_of(loaded)
         check_weights(loaded.recipe)
-        match with_overrides(loaded, fit_splits(loaded).overrides).recipe:
+        match fit_splits(loaded)[0].recipe:
             case FrozenRecipe() | Evaluate() as recipe:
                 plan_scoring(recipe)  # refuses what the job would
     shards = str(shards_of(data.path, runs))
@@ -223,27 +223,23 @@ def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
         loaded: a recipe of any job.
         with_timeout: give up on an address that does not answer; the plan reports it later.
     """
-    from vitctl.recipe.load import with_overrides
-
-    path = getattr(getattr(loaded.recipe, "data", None), "path", "")
-    if not path:
-        return loaded
     from vitctl.cli.show.console import say
-    from vitctl.jobs.inputs.checks import FittedSplits, fit_splits
+    from vitctl.jobs.inputs.checks import fit_splits
     from vitctl.jobs.plan import LOOKUP_SECONDS, call_with_timeout
     from vitctl.launch.worker import patience
     from vitctl.system.remote import is_remote, patient
 
-    if with_timeout and is_remote(path):
-        splits = call_with_timeout(LOOKUP_SECONDS, lambda: fit_splits(loaded))
+    found: tuple[Loaded, str] | str
+    if with_timeout and is_remote(getattr(getattr(loaded.recipe, "data", None), "path", "")):
+        found = call_with_timeout(LOOKUP_SECONDS, lambda: fit_splits(loaded))
     else:
         with patient(patience(loaded.recipe)):
-            splits = fit_splits(loaded)
-    if not isinstance(splits, FittedSplits):  # the error message of an address
+            found = fit_splits(loaded)
+    if isinstance(found, str):  # the error message of an address
         return loaded
-    if splits.note:
-        say(splits.note)
-    return with_overrides(loaded, splits.overrides) if splits.overrides else loaded
+    if found[1]:
+        say(found[1])
+    return found[0]
 
 
 def start_command() -> "Member | None":

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -44,9 +44,6 @@ from vitctl.recipe.images import FewshotImages, Place, ProbeImages, TrainImages
 from vitctl.recipe.schema import Evaluate, Finetune, FrozenRecipe, Pretrain, Probe, Recipe, Vtab
 from vitctl.recipe.sections import Schedule
 from vitctl.system.text import count_text, did_you_mean, nearest
-
-if TYPE_CHECKING:
-    from vitctl.engine.mixing import Mixing
 
 _PROBED_IMAGES, _LEAST_CHUNKS, _LEAST_CHUNK = 1024, 8, 16
 _LEAST_ENTROPY = 0.8  # relative to a random draw; shuffled shards stay within a few hundredths of 1
@@ -435,13 +432,6 @@ def train_transform(data: TrainImages, mean: Sequence[float] = HALF) -> TrainTra
         area_range=data.crop_scale if is_resized else TrainTransform.area_range,
         aspect_range=data.crop_ratio if is_resized else TrainTransform.aspect_range,
     )
-
-
-def mixing(data: TrainImages) -> "Mixing":
-    """Return how batches are blended and erased, from a recipe's [data]."""
-    from vitctl.engine.mixing import Mixing
-
-    return Mixing(data.mixup_alpha, data.cutmix_alpha, data.random_erasing)
 
 
 def eval_transform(data: TrainImages, mean: Sequence[float] = HALF) -> EvalTransform:
