@@ -570,6 +570,7 @@ Restarts = Annotated[
     typer.Option(
         "--restarts",
         help="Number of restarts after a lost process",
+        min=0,
         rich_help_panel=MACHINE,
     ),
 ]

@@ -122,8 +122,9 @@ def run_loaded(
         from vitctl.launch.agent import check_spread, own_address
         from vitctl.launch.prepare_run import prepare_run
 
-        check_spread(config, loaded.recipe.machine.processes)
-        own_address(config)
+        if config.nodes > 1:
+            check_spread(config, loaded.recipe.machine.processes)
+            own_address(config)
         prepared = prepare_run(loaded, run_dir, allow, config, batch)
     if prepared.taken:
         say(prepared.taken, style="bold yellow")
@@ -269,10 +270,11 @@ def batch_job(slurm: str | None, k8s: str | None) -> "Resources | None":
     from vitctl.launch.cluster import Job
     from vitctl.launch.jobset import JobSet
 
-    given = [(kind, text) for kind, text in ((Job, slurm), (JobSet, k8s)) if text is not None]
-    if len(given) > 1:
+    if slurm is not None and k8s is not None:
         raise LaunchError("--slurm and --k8s: each writes a job of its own; leave one of them out")
-    return given[0][0].parse(given[0][1]) if given else None
+    if slurm is not None:
+        return Job.parse(slurm)
+    return JobSet.parse(k8s) if k8s is not None else None
 
 
 def started_processes(
@@ -348,9 +350,9 @@ def launch_config(
         LaunchError: a launcher or a job already starts the processes, or --out is missing.
     """
     from vitctl.errors import LaunchError
-    from vitctl.launch.agent import parse_nodes
+    from vitctl.launch.agent import LaunchConfig, parse_nodes
 
-    config = parse_nodes(nodes or "1", restarts)
+    config = parse_nodes(nodes, restarts) if nodes else LaunchConfig(restarts=restarts)
     if (nodes or restarts) and (starter := member or batch):
         raise LaunchError(
             f"--nodes and --restarts start processes, and so does {starter.launcher}: leave one of them out"

@@ -63,10 +63,8 @@ def parse_nodes(text: str, restarts: int = 0) -> LaunchConfig:
     """Read --nodes, such as "2@gpu01:29400"; "1" needs no address.
 
     Raises:
-        LaunchError: the text has another form, or the number of restarts is negative.
+        LaunchError: the text has another form.
     """
-    if restarts < 0:
-        raise LaunchError(f"--restarts {restarts}: should be 0 or more")
     match = re.fullmatch(r"(\d+)(?:@([\w.-]+|\[[\da-fA-F:]+\])(?::(\d+))?)?", text)
     nodes, host, port = (match[1], match[2] or "", int(match[3] or PORT)) if match else ("0", "", PORT)
     if int(nodes) < 1 or (int(nodes) > 1 and not host) or port not in range(1, 65_536):

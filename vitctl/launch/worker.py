@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from importlib import import_module
@@ -65,6 +65,17 @@ if TYPE_CHECKING:
     from vitctl.recipe.schema import Recipe
 
 LOCKED = "--locked"  # the launcher holds the lock of the run folder
+# Modules of the functions of jobs, which take the checked recipe, the run folder, `report`, called with each
+# log record of the main process, and `stop`, set by signals; all but export also `inputs`, the opened images.
+JOBS = {
+    "pretrain": "vitctl.jobs.pretrain",
+    "finetune": "vitctl.jobs.finetune",
+    "fewshot": "vitctl.jobs.fewshot",
+    "probe": "vitctl.jobs.probe",
+    "vtab": "vitctl.jobs.vtab_suite",
+    "evaluate": "vitctl.jobs.evaluate",
+    "export": "vitctl.export.export",
+}
 NOTES_SECONDS = 1.0  # until the notes of processes on other nodes are visible here
 
 
@@ -118,7 +129,8 @@ def _work(
     try:
         report({"kind": "now", "text": "starting", "time": time.time()})
         _join_processes(run_dir, recipe, report)
-        job = _job(recipe.job)
+        # The import takes seconds; signals are handled before.
+        job = getattr(import_module(JOBS[recipe.job]), recipe.job)
         report({"kind": "now", "text": "reading weights and data", "time": time.time()})
 
         def end(text: str) -> None:
@@ -179,32 +191,15 @@ def work_as_member(
     return result
 
 
-def _job(name: str) -> Callable[..., Any]:
-    """Return the function of a job. The import takes seconds; signals are handled before.
-
-    Every job takes the checked recipe, the run folder, `report`, called with each log record of the main
-    process, and `stop`, set by signals; all but export also `inputs`, the images if they are open already.
-    """
-    jobs = {
-        "pretrain": "vitctl.jobs.pretrain",
-        "finetune": "vitctl.jobs.finetune",
-        "fewshot": "vitctl.jobs.fewshot",
-        "probe": "vitctl.jobs.probe",
-        "vtab": "vitctl.jobs.vtab_suite",
-        "evaluate": "vitctl.jobs.evaluate",
-        "export": "vitctl.export.export",
-    }
-    job: Callable[..., Any] = getattr(import_module(jobs[name]), name)
-    return job
-
-
 def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
     """Join the process group, and log a line for each node."""
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restarts and is_main_process():
         (run_dir / RESULT).unlink(missing_ok=True)  # of the start that failed
-    journal = Journal(run_dir / LOG if is_main_process() else None, report)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if not (several or restarts):
+        return
+    journal = Journal(run_dir / LOG if is_main_process() else None, report)
     if several:
         from vitctl.engine.runtime import (
             check_all_reduce,

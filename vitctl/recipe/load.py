@@ -385,17 +385,6 @@ def every_key(schema: type[BaseModel], prefix: str = "") -> list[str]:
     return keys
 
 
-def takes(key: str, text: str) -> bool:
-    """Return whether a key has a value that is typed after --set, as far as the value alone tells."""
-    schema, values = next(schema for schema in JOBS.values() if key in every_key(schema)), dict[str, Any]()
-    _put(values, parse_override(f"{key}={text}"))
-    try:
-        schema.model_validate(values)
-    except ValidationError as error:
-        return not any(".".join(map(str, problem["loc"])).startswith(key) for problem in error.errors())
-    return True
-
-
 def _suggest(word: str, known: list[str]) -> str:
     near = nearest(word, known)
     return f"; {did_you_mean(near)}" if near else ""

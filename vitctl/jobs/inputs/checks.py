@@ -34,6 +34,7 @@ from vitctl.data.writer.intake import Originals, read_item
 from vitctl.engine.journal import CHECKPOINTS, MODEL, RUN_FILES, step_folders, tensor_files
 from vitctl.engine.schedule import (
     TASK_IMAGES,
+    check_falls,
     checked_steps,
     fit_schedule,
     lanes_of,
@@ -371,14 +372,9 @@ def check_choices(loaded: Loaded, before: Recipe | None = None) -> None:
         return
     fix = "hold some training images out for it, such as"
     tried = recipe.sweep if isinstance(recipe, Finetune) and recipe.sweep.lrs else None
-    lr, schedule = min(tried.lrs if tried else [recipe.optimizer.lr]), recipe.schedule
+    check_falls(recipe)
     refuse(
         RecipeError,
-        (
-            schedule.decay in ("linear", "cosine") and schedule.end_lr > lr,
-            f"schedule.end_lr = {schedule.end_lr:g} is above the learning rate {lr:g}, which would rise to "
-            f"it; lower it, e.g. --set schedule.end_lr=0",
-        ),
         (
             recipe.evaluation.select_best and is_test(recipe.data.eval_split),
             f"evaluation.select_best: '{recipe.data.eval_split}' images that choose a checkpoint test it no "

@@ -83,14 +83,12 @@ def open_train(data: TrainImages, scratch: Path | None, *, counted_only: bool = 
     """
     places = [data.model_copy(update={"path": part.path, "dataset": ""}) for part in data.mixture] or [data]
     split = data.train_split
-    sources = [open_recipe_split(place, split, scratch, counted_only=counted_only) for place in places]
-    sources = [_subset(data, source) for source in sources]
+    sources = []
+    for place in places:
+        source = open_recipe_split(place, split, scratch, counted_only=counted_only)
+        size = subset_size(data, len(source))
+        sources.append(source if size == len(source) else random_subset(source, size, data.subset_seed))
     return concat(sources) if data.mixture else sources[0]
-
-
-def _subset(data: TrainImages, source: Source) -> Source:
-    size = subset_size(data, len(source))
-    return source if size == len(source) else random_subset(source, size, data.subset_seed)
 
 
 def subset_size(data: TrainImages, num_images: int) -> int:
