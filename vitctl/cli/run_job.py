@@ -14,8 +14,7 @@ from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
 if TYPE_CHECKING:
-    from vitctl.launch.agent import LaunchConfig
-    from vitctl.launch.cluster import Member, Resources
+    from vitctl.launch.cluster import LaunchConfig, Member, Resources
     from vitctl.launch.prepare_run import Prepared
     from vitctl.recipe.load import Loaded, Override
 
@@ -137,8 +136,8 @@ def run_loaded(
 def _launch(run_dir: Path, prepared: "Prepared", member: "Member | None", config: "LaunchConfig") -> None:
     """Run a prepared folder with progress on the screen, and print its result; exit with 3 if stopped."""
     from vitctl.cli.show.render import Screen, show_result
-    from vitctl.launch.launcher import launch
     from vitctl.launch.peers import KEPT
+    from vitctl.launch.worker import launch
 
     if config.nodes > 1:
         text = f"{config.nodes} machines: waiting for all to join at {config.host}:{config.port}"
@@ -350,7 +349,8 @@ def launch_config(
         LaunchError: a launcher or a job already starts the processes, or --out is missing.
     """
     from vitctl.errors import LaunchError
-    from vitctl.launch.agent import LaunchConfig, parse_nodes
+    from vitctl.launch.agent import parse_nodes
+    from vitctl.launch.cluster import LaunchConfig
 
     config = parse_nodes(nodes, restarts) if nodes else LaunchConfig(restarts=restarts)
     if (nodes or restarts) and (starter := member or batch):

@@ -23,6 +23,7 @@ from vitctl.engine.journal import (
     Record,
     Report,
     never_raising,
+    read_run_json,
     records_agreed,
     silent,
 )
@@ -36,6 +37,7 @@ from vitctl.engine.preemption import (
 )
 from vitctl.errors import LaunchError, explained
 from vitctl.launch.cluster import (
+    LaunchConfig,
     find_member,
     has_agent,
     restarts_left,
@@ -53,7 +55,7 @@ from vitctl.launch.peers import (
     roll_call,
     write_failed_result,
 )
-from vitctl.launch.run_folder import FLIGHT, LOGS, NOW, locked_for_run, read_status
+from vitctl.launch.run_folder import FLIGHT, LOGS, NOW, keeping_result, locked_for_run, read_status
 from vitctl.system.files import atomic_write, no_links
 from vitctl.system.process import end_with_parent, is_main_process, mark_start
 from vitctl.system.remote import patient
@@ -189,6 +191,45 @@ def work_as_member(
         raise
     leave_group()
     return result
+
+
+def launch(
+    run_dir: Path,
+    report: Report = silent,
+    config: LaunchConfig = LaunchConfig(),
+    prepared: "Prepared | None" = None,
+) -> dict[str, Any]:
+    """Run the recipe of a prepared folder to its end: in this process where it is the only one or one of
+    several, else in new ones.
+
+    Args:
+        run_dir: prepared.
+        report: called with every log record.
+        config: the machines and the restarts.
+        prepared: what `prepare_run` gave in this process; None: the recipe is read from the folder.
+
+    Returns:
+        the content of RUN/result.json.
+
+    Raises:
+        VitctlError: as the job raises; of several processes, the one that failed first, or one that was
+            killed.
+        RuntimeError: a process failed with a bug.
+    """
+    from vitctl.recipe.load import load_recipe
+
+    if find_member() is not None:
+        return work_as_member(run_dir, report, prepared)
+    recipe = prepared.recipe if prepared else load_recipe(str(run_dir / RECIPE)).recipe
+    if not config.starts(recipe):
+        work(run_dir, report, prepared)
+    else:
+        from vitctl.launch.launcher import launch_processes
+
+        # With several machines the process of rank 0 locks the folder, on whichever machine it runs.
+        with locked_for_run(run_dir) if config.nodes == 1 else keeping_result(run_dir):
+            launch_processes(run_dir, recipe, report, config)
+    return dict(read_run_json(run_dir / RESULT))
 
 
 def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
