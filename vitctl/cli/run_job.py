@@ -15,7 +15,6 @@ from vitctl.system.text import typed
 
 if TYPE_CHECKING:
     from vitctl.launch.cluster import LaunchConfig, Member, Resources
-    from vitctl.launch.prepare_run import Prepared
     from vitctl.recipe.load import Loaded, Override
 
 
@@ -109,7 +108,9 @@ def run_loaded(
     batch: "Resources | None",
     allow: Sequence[str] = (),
 ) -> None:
-    """Prepare the run folder, then run it or write its job; exits with the command's exit code.
+    """Prepare the run folder, then run it with progress on the screen, or write its job.
+
+    Exits with 3 if it was stopped.
 
     Args:
         batch: the resources of a job that runs it; None: it runs now.
@@ -118,10 +119,11 @@ def run_loaded(
     from vitctl.cli.show.console import say, waiting
 
     with waiting("checking data and weights", prints=not batch):
-        from vitctl.launch.agent import check_spread, own_address
         from vitctl.launch.prepare_run import prepare_run
 
         if config.nodes > 1:
+            from vitctl.launch.agent import check_spread, own_address
+
             check_spread(config, loaded.recipe.machine.processes)
             own_address(config)
         prepared = prepare_run(loaded, run_dir, allow, config, batch)
@@ -129,22 +131,15 @@ def run_loaded(
         say(prepared.taken, style="bold yellow")
     if batch:
         write_job(batch, run_dir)
-    else:
-        _launch(run_dir, prepared, member, config)
-
-
-def _launch(run_dir: Path, prepared: "Prepared", member: "Member | None", config: "LaunchConfig") -> None:
-    """Run a prepared folder with progress on the screen, and print its result; exit with 3 if stopped."""
+        return
     from vitctl.cli.show.render import Screen, show_result
     from vitctl.launch.peers import KEPT
-    from vitctl.launch.worker import launch
+    from vitctl.launch.worker import launch, redirect_output
 
     if config.nodes > 1:
         text = f"{config.nodes} machines: waiting for all to join at {config.host}:{config.port}"
         print(text, file=sys.stderr)
     if member is not None and member.rank > 0:
-        from vitctl.launch.worker import redirect_output
-
         redirect_output(run_dir)
     with Screen(run_dir) as screen:
         result = launch(run_dir, screen.report, config, prepared)
