@@ -1,6 +1,5 @@
 """Start the processes of a run, follow them, and end them together."""
 
-import math
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ from vitctl.engine.journal import (
     read_run_json,
     write_run_json,
 )
-from vitctl.engine.preemption import AT_ONCE
+from vitctl.engine.preemption import AT_ONCE, say
 from vitctl.errors import LostProcess, VitctlError
 from vitctl.launch.agent import (
     POLL_SECONDS,
@@ -48,6 +47,7 @@ from vitctl.system.text import typed
 
 LEFT_SECONDS = 5.0  # for a process of this machine that does not end, once the result is written
 LINGER_SECONDS = 20.0  # for the other machines, once the run is over
+WAIT_SECONDS = 5.0  # without processes, before a message says so
 NOTES_SECONDS = 5.0  # until the note of a process on another machine is visible here
 
 
@@ -119,14 +119,12 @@ def launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: Laun
     with open(log, "a", encoding="utf-8", opener=no_links) as file:
         before = file.tell()
         agent = Agent(words, settings, file)
-    over_since: float | None = None
+    watcher = _Watcher(run_dir, agent, config)
     with agent.watched():
         while agent.runs():
             follower.poll()
             with suppress(OSError, psutil.Error):  # a disk that fails for a moment must not end the run
-                left = _seconds_left(run_dir, agent)
-                over_since = None if left == math.inf else over_since or time.monotonic()
-                if over_since is not None and time.monotonic() - over_since >= left:
+                if watcher.waits_in_vain():
                     break
     follower.poll()
     with suppress(OSError):  # a failing disk: the outcome then names no process
@@ -138,18 +136,41 @@ def launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: Laun
         raise
 
 
-def _seconds_left(run_dir: Path, agent: Agent) -> float:
-    """Forward signals to the processes of this machine. Return for how long the agent may still wait for
-    processes that will not come or will not end; infinity while the run is not over.
-    """
-    workers, is_stopping = agent.workers(), bool(agent.signals)
-    agent.forward_signal()
-    if is_stopping and not agent.had_workers:
-        return 0.0
-    has_result = read_status(run_dir) in ("done", "stopped")
-    if has_result or is_final(first_error(run_dir)) or (is_stopping and not workers):
-        return LEFT_SECONDS if workers and has_result else LINGER_SECONDS
-    return math.inf
+class _Watcher:
+    """Forwards signals to the processes of this machine, and notices what the agent waits for in vain."""
+
+    def __init__(self, run_dir: Path, agent: Agent, config: LaunchConfig) -> None:
+        self.run_dir, self.agent = run_dir, agent
+        self.may_announce = config.restarts > 0
+        self.clocks: dict[str, float] = {}
+
+    def waits_in_vain(self) -> bool:
+        """Return whether the agent waits for processes that will not come or will not end.
+
+        A wait for other machines is announced once.
+        """
+        agent = self.agent
+        workers, is_stopping = agent.workers(), bool(agent.signals)
+        agent.forward_signal()
+        has_result = read_status(self.run_dir) in ("done", "stopped")
+        is_over = has_result or is_final(first_error(self.run_dir)) or (is_stopping and not workers)
+        waiting = self.may_announce and agent.had_workers and not (workers or is_over)
+        if self._holds_for("waiting", waiting, WAIT_SECONDS):
+            self.may_announce = False
+            say(
+                "a process was lost; all processes restart when every machine has joined again; if a machine "
+                "is missing, run the same command there, or on another machine"
+            )
+        starts_nothing = is_stopping and not agent.had_workers
+        seconds = LEFT_SECONDS if workers and has_result else LINGER_SECONDS
+        return starts_nothing or self._holds_for("over", is_over, seconds)
+
+    def _holds_for(self, name: str, holds: bool, seconds: float) -> bool:
+        """Return whether a condition has held for that long."""
+        since = self.clocks.setdefault(name, time.monotonic())
+        if not holds:
+            del self.clocks[name]
+        return holds and time.monotonic() - since > seconds
 
 
 def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, agent: Agent, log: Path) -> None:
