@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.jobs.plan import plan_loaded
-from vitctl.launch.agent import WORKER, launch_line
-from vitctl.launch.prepare_run import prepare_run
+from vitctl.launch.cluster import WORKER
+from vitctl.launch.prepare_run import launch_line, prepare_run
 from vitctl.launch.run_folder import LOGS
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.system.text import bytes_text

@@ -68,9 +68,9 @@ def forbidden_save(run_dir: Path) -> dict[str, Any]:
 
 def nan_on_one_rank(run_dir: Path) -> dict[str, Any]:
     """The loss of one image is not a number whenever it comes, on whatever process."""
-    from vitctl.engine import mixing
+    from vitctl.engine import losses
 
-    mixing.classify = poisoned
+    losses.classify = poisoned
     return work(run_dir)
 
 
@@ -201,14 +201,14 @@ def slow_images(run_dir: Path) -> dict[str, Any]:
 
 def slow_passes(run_dir: Path) -> dict[str, Any]:
     """The first process computes slowly."""
-    from vitctl.engine import mixing
+    from vitctl.engine import losses
 
     def slow(*given: Any, **named: Any) -> Any:
         time.sleep(0.5)
         return CLASSIFY(*given, **named)
 
     if not is_second():
-        mixing.classify = slow
+        losses.classify = slow
     return work(run_dir)
 
 

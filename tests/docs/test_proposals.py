@@ -54,7 +54,7 @@ CASES: list[tuple[Make, str, str, str, str]] = [  # the proposal begins after, e
     (empty_class, "data shards PHOTOS out", "or type: vitctl ", "", ""),
     (without_index, "data check data/mine/test", "have with `vitctl ", "`", ""),
     (only_test, FINETUNE, "a part of it: ", "", f"{FINETUNE} "),
-    (nothing, f"{SMOKE} --epoch 2", "did you mean ", "?", f"{SMOKE} "),
+    (nothing, f"{SMOKE} --log-every-steps 2", "did you mean ", "?", f"{SMOKE} "),
     (nothing, f"resume RUN {LONGER}", "with: vitctl ", "", ""),
     (nothing, f"resume RUN --set {SPLIT} {LONGER}", "with: vitctl ", "", ""),
     (nothing, "resume RUN --steps 22", "did you mean ", "?", "resume RUN "),
@@ -89,7 +89,7 @@ def test_proposal__works_as_typed(
     make(home)
     said = typed(vitctl, line)
     assert said.code == 2
-    again = typed(vitctl, before + after(said, begin, end))
+    again = typed(vitctl, before + after(said, begin, end).replace("VALUE", "22"))
     assert again.code == 0, (said.err, again.err)
 
 

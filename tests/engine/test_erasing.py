@@ -12,8 +12,7 @@ import torch
 from tests.engine.conftest import Tiny, batch, rows
 from tests.engine.test_mixing import BOTH, normalise
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.erasing import _STREAM, erased
-from vitctl.engine.mixing import Mixing, classification
+from vitctl.engine.losses import _ERASING_STREAM, Mixing, classification, erased
 from vitctl.recipe.sections import FinetuneLoss
 
 SEED, PROBABILITY = 5, 0.6
@@ -26,7 +25,7 @@ def test_erased__is_timms_with_the_same_draws(size: int, monkeypatch: pytest.Mon
     positions = torch.arange(1000, 1040)
     theirs, changed = images.clone(), 0
     for image, position in zip(theirs, positions.tolist(), strict=True):
-        rng = np.random.default_rng((SEED, position, 0, _STREAM))
+        rng = np.random.default_rng((SEED, position, 0, _ERASING_STREAM))
         chance = SimpleNamespace(
             random=rng.random,
             uniform=rng.uniform,

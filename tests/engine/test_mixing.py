@@ -12,8 +12,7 @@ from torchvision.transforms import v2
 
 from tests.engine.conftest import NUM_CLASSES, Tiny, batch, rows
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.losses import classify
-from vitctl.engine.mixing import Blend, Mixing, blended, classification, classify_mixed, draw_blend
+from vitctl.engine.losses import Blend, Mixing, blended, classification, classify, classify_mixed, draw_blend
 from vitctl.recipe.sections import Loss
 
 SIZE, SEED = 8, 3

@@ -29,7 +29,7 @@ from tests.conftest import (
 from tests.faults.conftest import assert_same, prepared, warnings
 from tests.harmed import poisoned
 from tests.matrix import few
-from vitctl.engine import evaluation, mixing, optimizer, trainer, update
+from vitctl.engine import evaluation, losses, optimizer, trainer, update
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.journal import CHECKPOINTS
 from vitctl.engine.log import SKIPPED, RunLog
@@ -259,7 +259,7 @@ def test_not_finite__on_one_of_two_processes_is_skipped_by_both(
     straight = run("straight", **values)
     keys = batch_keys(straight)
     with monkeypatch.context() as poison:
-        poison.setattr(mixing, "classify", poisoned)
+        poison.setattr(losses, "classify", poisoned)
         one = run("one", **values)
     two = prepared(
         tmp_path / "two", tiny_data, **values, **{"machine.processes": 2, "checkpoint.every_steps": 0}

@@ -9,15 +9,9 @@ import pytest
 
 from tests.launch.conftest import Load
 from vitctl.errors import LaunchError
-from vitctl.launch.agent import (
-    CONFIG,
-    LaunchConfig,
-    accelerate_arguments,
-    check_spread,
-    launch_line,
-    own_address,
-    parse_nodes,
-)
+from vitctl.launch.agent import CONFIG, accelerate_arguments, check_spread, own_address, parse_nodes
+from vitctl.launch.cluster import LaunchConfig
+from vitctl.launch.prepare_run import launch_line
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,12 @@ from tests.matrix import slow
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.journal import append_record, cut_after
 from vitctl.errors import LaunchError, LostProcess
-from vitctl.launch import launcher
-from vitctl.launch.agent import LaunchConfig
-from vitctl.launch.launcher import Follower, launch
+from vitctl.launch import launcher, worker
+from vitctl.launch.cluster import LaunchConfig
+from vitctl.launch.launcher import Follower
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.run_folder import LOGS
-from vitctl.launch.worker import work
+from vitctl.launch.worker import launch, work
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.system.process import SIGNALS
 
@@ -107,7 +107,7 @@ def test_processes__are_not_started_inside_a_cluster_job(
     prepare_run(load(**TWO), tmp_path)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "2950"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(launcher, "work_as_member", lambda folder, *_: {"status": folder})
+    monkeypatch.setattr(worker, "work_as_member", lambda folder, *_: {"status": folder})
     assert launch(tmp_path, lambda _: None) == {"status": tmp_path}
 
 

@@ -19,8 +19,7 @@ from vitctl.engine.journal import json_digest, write_run_json
 from vitctl.errors import CheckpointError, LaunchError, RecipeError
 from vitctl.jobs.inputs.weights import weights_of
 from vitctl.jobs.record.result import choose_weights
-from vitctl.launch.agent import LaunchConfig
-from vitctl.launch.cluster import Job
+from vitctl.launch.cluster import Job, LaunchConfig
 from vitctl.launch.listing import plan_removal
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe, parse_override, with_overrides

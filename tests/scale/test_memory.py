@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from vitctl.launch.agent import WORKER, launch_line
-from vitctl.launch.prepare_run import prepare_run
+from vitctl.launch.cluster import WORKER
+from vitctl.launch.prepare_run import launch_line, prepare_run
 from vitctl.launch.run_folder import LOGS
 from vitctl.models.build import build
 from vitctl.models.variants import ViTConfig

@@ -16,6 +16,7 @@ from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_training_images
 from vitctl.jobs.resources import image_bytes
 from vitctl.jobs.training import images_of
+from vitctl.models.weights.meta import COLOURS
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.system.text import count_text
 
@@ -44,7 +45,7 @@ def bench_data(recipe: Pretrain | Finetune, budget: Budget) -> dict[str, Any]:
         budget.say("opening the data")
         source, _ = open_training_images(recipe.data, Path(folder), needs_labels=recipe.needs_labels)
         recipe = fitted_recipe(recipe, len(source))
-        images = images_of(recipe.data, source, None, recipe.seed, recipe.schedule)
+        images = images_of(recipe.data, source, None, recipe.seed, recipe.schedule, COLOURS["half"])
         on_gpu = computation.device.type == "cuda"
         loader = measure_loader(recipe, images, workers, budget.restarted(), pinned=on_gpu)
     return {

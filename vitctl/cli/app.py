@@ -9,7 +9,6 @@ import inspect
 import io
 import os
 import re
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -286,6 +285,7 @@ OTHER_NAMES = {
     "logging_steps": "log.every_steps",
     "max_grad_norm": "optimizer.clip_norm",
     "mixup": "data.mixup_alpha",
+    "no_sweep": "sweep.lrs",
     "model_ema_decay": "averaging.decay",
     "opt": "optimizer.name",
     "print_freq": "log.every_steps",
@@ -293,10 +293,7 @@ OTHER_NAMES = {
     "save_steps": "checkpoint.every_steps",
     "smoothing": "loss.label_smoothing",
 }
-SWITCHES = {"no_sweep": "sweep.lrs=[]"}
 MOST = 3
-NO_VALUE = "VALUE"
-_TYPED_AS = ("{}", '"{}"', "[{}]", '["{}"]')  # how the value of a flag may be written in a recipe
 _CUTOFF, _MOST_LETTERS = 0.8, 2  # how like a misspelt option is, and how much longer or shorter
 _TRAINED = ["pretrain", "finetune"]  # what `bench` measures
 
@@ -322,13 +319,13 @@ def usage_line(error: Any, arguments: Sequence[str]) -> str:
             message = re.sub(r"'(\S*?)'", r"\1", message)
             break
     options = getattr(getattr(error, "param", None), "opts", ())
-    if (value := _value(options, arguments)) != NO_VALUE:
+    if value := _value(options, arguments):
         message = message.replace(":", f" {value}:", 1)
     context = error.ctx
     words = [word for word in arguments[: 1 + (arguments[0] in GROUPS)] if not word.startswith("-")]
     command = context.command_path if context else " ".join(["vitctl", *words])
     commands = getattr(context.command, "commands", {}) if context else {}
-    suggestion = instead(error, arguments)
+    suggestion = instead(error)
     if message.startswith("no such command"):
         suggestion = " or ".join(nearest(message.split()[-1], commands))
     where = command.removeprefix("vitctl").strip()
@@ -336,62 +333,36 @@ def usage_line(error: Any, arguments: Sequence[str]) -> str:
     return one_line(f"{where}{': ' if where else ''}{message[:1].lower()}{message[1:].rstrip('.')}; {fix}")
 
 
-def instead(error: Any, arguments: Sequence[str]) -> str:
-    """Suggest the flag, or the `--set section.key=value`, that does what an unknown option was meant to do.
-    `resume` also needs `--allow` for keys that decide the result. A value that would be refused is not
-    repeated.
-
-    Args:
-        error: of the command line; only the error of an unknown option has `option_name`.
-        arguments: the complete command line, to find the option's value.
-
-    Returns:
-        "" if there is neither.
+def instead(error: Any) -> str:
+    """The flag, or the `--set section.key=VALUE`, that an unknown option was meant to be; "" for none.
+    `resume` also needs `--allow` for keys that decide the result.
     """
-    from vitctl.recipe.load import takes
     from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
 
     option, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     if not option or context is None:
         return ""
     word = option.lstrip("-").replace("-", "_").lower()
-    switches = {
-        flag: getattr(parameter, "is_flag", False)
-        for parameter in context.command.params
-        for flag in parameter.opts
-        if flag.startswith("--")
-    }
-    typed = _value([option], arguments, "")
-    value = typed or "true"
-    keys_of = {row.option: row.key for row in FLAGS if row.option in switches}
-
-    def flagged(flag: str) -> str:
-        key = keys_of.get(flag)
-        fits = typed and (not key or any(takes(key, form.format(value)) for form in _TYPED_AS))
-        return flag if switches[flag] else f"{flag} {shlex.quote(value if fits else NO_VALUE)}"
-
-    same = ["--" + word.replace("_", "-"), *(flag for flag, others in OTHER_FLAGS.items() if word in others)]
-    if flag := next((flag for flag in same if flag in switches), ""):
-        return flagged(flag)
-    known = []
-    if any(parameter.name == "set_" for parameter in context.command.params):
-        known = _known_keys(context)
-        if SWITCHES.get(word, "").partition("=")[0] in known:
-            return f"--set {shlex.quote(SWITCHES[word])}"
-    keys = _same_keys(word, known)
-    if not keys:
-        last = {key.rpartition(".")[2] for key in known}
-        flags = {flag[2:].replace("-", "_"): flag for flag in switches}
+    options = [
+        flag for parameter in context.command.params for flag in parameter.opts if flag.startswith("--")
+    ]
+    flags: dict[str, str] = {flag[2:].replace("-", "_"): flag for flag in options}
+    same = [flag for flag, others in OTHER_FLAGS.items() if flag in options and word in others]
+    if word in flags or same:
+        return flags.get(word) or same[0]
+    keys = _known_keys(context) if "--set" in options else []
+    found = _same_keys(word, keys)
+    if not found:
+        last = {key.rpartition(".")[2] for key in keys}
         near = difflib.get_close_matches(word, sorted(last | set(flags)), 1, cutoff=_CUTOFF)
         near = [one for one in near if abs(len(one) - len(word)) <= _MOST_LETTERS]
         if near and near[0] in flags:
-            return flagged(flags[near[0]])
-        keys = [key for key in known if key.rpartition(".")[2] in near and takes(key, value)]
-    resumes = any(parameter.name == "allow" for parameter in context.command.params)
+            return flags[near[0]]
+        found = [key for key in keys if key.rpartition(".")[2] in near]
+    resumes = "--allow" in options
     return " or ".join(
-        f"--set {shlex.quote(f'{key}={value if takes(key, value) else NO_VALUE}')}"
-        + f" --allow {key}" * (resumes and not key.startswith(FREE_TO_CHANGE))
-        for key in keys[:MOST]
+        f"--set {key}=VALUE" + f" --allow {key}" * (resumes and not key.startswith(FREE_TO_CHANGE))
+        for key in found[:MOST]
     )
 
 
@@ -420,13 +391,11 @@ def _same_keys(word: str, known: Sequence[str]) -> list[str]:
     return [key for key in known if word in (key, key.rpartition(".")[2], key.replace(".", "_"))]
 
 
-def _value(options: Sequence[str], arguments: Sequence[str], bare: str = "true") -> str:
-    """Return the value of an option, after a space or `=`: the last one, which counts, if it is typed twice.
-    NO_VALUE if it is not there, `bare` if it has no value.
-    """
-    found = NO_VALUE
+def _value(options: Sequence[str], arguments: Sequence[str]) -> str:
+    """The value of an option, after a space or `=`: the last one, which counts, if it is typed twice."""
+    found = ""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = argument.partition("=")
         if name in options:
-            found = value if equals else following if following and not following.startswith("--") else bare
+            found = value if equals else following
     return found

@@ -394,7 +394,7 @@ def takes_flags(function: Callable[..., None]) -> Callable[..., None]:
         flags: Flags = {}
         for name, row in rows.items():
             flags |= row.values(values.pop(name))
-        check_flags({flag: value for flag, (_, value) in flags.items()})
+        check_flags(flags)
         function(flags=flags, **values)
 
     vars(command)["__signature__"] = inspect.Signature(parameters)
@@ -425,7 +425,7 @@ def flags_of(command: str, given: Mapping[str, Any]) -> Flags:
             hint = did_you_mean(near) if near else f"it takes {', '.join(rows)}"
             raise RecipeError(f"{command}({name}=...): unknown; {hint}; recipe keys go into overrides")
         flags |= rows[name].values(as_python(value))
-    check_flags({flag: value for flag, (_, value) in flags.items()})
+    check_flags(flags)
     return flags
 
 
@@ -490,26 +490,23 @@ def image_recipe(command: str, flags: Flags, sets: "Sequence[str | Override] | N
 _MAY_BE_EMPTY = ("--split", "--labels")
 
 
-def check_flags(flags: Mapping[str, Any]) -> None:
+def check_flags(flags: Flags) -> None:
     """Refuse empty flags, e.g. from an unset shell variable, and flags that contradict each other.
-
-    Args:
-        flags: flag -> value; None: not given.
 
     Raises:
         RecipeError: there are such flags.
     """
     from vitctl.errors import RecipeError
 
-    for flag, value in flags.items():
+    for flag, (_, value) in flags.items():
         if flag not in _MAY_BE_EMPTY and value == "":
             raise RecipeError(f"{flag} '': is empty; give a value, or leave {flag} out")
-    given = [flag for flag in ("--data", "--dataset", "--synthetic") if flags.get(flag) is not None]
+    given = [flag for flag in ("--data", "--dataset", "--synthetic") if flag in flags]
     if len(given) > 1 and given != ["--dataset", "--synthetic"]:
         raise RecipeError(
             f"{given[0]} and {given[1]}: both name the source of the images; leave one of them out"
         )
-    steps, epochs = flags.get("--steps"), flags.get("--epochs")
+    steps, epochs = value_of(flags, "--steps"), value_of(flags, "--epochs")
     if steps is not None and epochs is not None:
         shown = str(epochs).removesuffix(".0")
         raise RecipeError(f"--steps {steps} and --epochs {shown} both set the length; give one of them")
@@ -573,6 +570,7 @@ Restarts = Annotated[
     typer.Option(
         "--restarts",
         help="Number of restarts after a lost process",
+        min=0,
         rich_help_panel=MACHINE,
     ),
 ]

@@ -262,7 +262,7 @@ def inspect(
         from vitctl.recipe.schema import Evaluate
 
     sources = from_ or []
-    check_flags({"--from": "" if "" in sources else None})
+    check_flags({"--from": ("weights.source", "")} if "" in sources else {})
     if images and (named := [flag for flag in ("--data", "--dataset", "--split") if flag in flags]):
         raise RecipeError(f"{images[0]} and {named[0]}: both name images; leave one of them out")
     overrides = [Override("machine.precision", "float32", "vitctl inspect"), *overrides_of(flags, set_)]

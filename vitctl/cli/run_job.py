@@ -14,9 +14,7 @@ from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
 if TYPE_CHECKING:
-    from vitctl.launch.agent import LaunchConfig
-    from vitctl.launch.cluster import Member, Resources
-    from vitctl.launch.prepare_run import Prepared
+    from vitctl.launch.cluster import LaunchConfig, Member, Resources
     from vitctl.recipe.load import Loaded, Override
 
 
@@ -110,7 +108,9 @@ def run_loaded(
     batch: "Resources | None",
     allow: Sequence[str] = (),
 ) -> None:
-    """Prepare the run folder, then run it or write its job; exits with the command's exit code.
+    """Prepare the run folder, then run it with progress on the screen, or write its job.
+
+    Exits with 3 if it was stopped.
 
     Args:
         batch: the resources of a job that runs it; None: it runs now.
@@ -119,32 +119,27 @@ def run_loaded(
     from vitctl.cli.show.console import say, waiting
 
     with waiting("checking data and weights", prints=not batch):
-        from vitctl.launch.agent import check_spread, own_address
         from vitctl.launch.prepare_run import prepare_run
 
-        check_spread(config, loaded.recipe.machine.processes)
-        own_address(config)
+        if config.nodes > 1:
+            from vitctl.launch.agent import check_spread, own_address
+
+            check_spread(config, loaded.recipe.machine.processes)
+            own_address(config)
         prepared = prepare_run(loaded, run_dir, allow, config, batch)
     if prepared.taken:
         say(prepared.taken, style="bold yellow")
     if batch:
         write_job(batch, run_dir)
-    else:
-        _launch(run_dir, prepared, member, config)
-
-
-def _launch(run_dir: Path, prepared: "Prepared", member: "Member | None", config: "LaunchConfig") -> None:
-    """Run a prepared folder with progress on the screen, and print its result; exit with 3 if stopped."""
+        return
     from vitctl.cli.show.render import Screen, show_result
-    from vitctl.launch.launcher import launch
     from vitctl.launch.peers import KEPT
+    from vitctl.launch.worker import launch, redirect_output
 
     if config.nodes > 1:
         text = f"{config.nodes} machines: waiting for all to join at {config.host}:{config.port}"
         print(text, file=sys.stderr)
     if member is not None and member.rank > 0:
-        from vitctl.launch.worker import redirect_output
-
         redirect_output(run_dir)
     with Screen(run_dir) as screen:
         result = launch(run_dir, screen.report, config, prepared)
@@ -209,7 +204,7 @@ def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool =
             check_not_missing(loaded.recipe)
         fetch_weights_of(loaded)
         check_weights(loaded.recipe)
-        match with_overrides(loaded, fit_splits(loaded).overrides).recipe:
+        match fit_splits(loaded)[0].recipe:
             case FrozenRecipe() | Evaluate() as recipe:
                 plan_scoring(recipe)  # refuses what the job would
     shards = str(shards_of(data.path, runs))
@@ -223,27 +218,23 @@ def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
         loaded: a recipe of any job.
         with_timeout: give up on an address that does not answer; the plan reports it later.
     """
-    from vitctl.recipe.load import with_overrides
-
-    path = getattr(getattr(loaded.recipe, "data", None), "path", "")
-    if not path:
-        return loaded
     from vitctl.cli.show.console import say
-    from vitctl.jobs.inputs.checks import FittedSplits, fit_splits
+    from vitctl.jobs.inputs.checks import fit_splits
     from vitctl.jobs.plan import LOOKUP_SECONDS, call_with_timeout
     from vitctl.launch.worker import patience
     from vitctl.system.remote import is_remote, patient
 
-    if with_timeout and is_remote(path):
-        splits = call_with_timeout(LOOKUP_SECONDS, lambda: fit_splits(loaded))
+    found: tuple[Loaded, str] | str
+    if with_timeout and is_remote(getattr(getattr(loaded.recipe, "data", None), "path", "")):
+        found = call_with_timeout(LOOKUP_SECONDS, lambda: fit_splits(loaded))
     else:
         with patient(patience(loaded.recipe)):
-            splits = fit_splits(loaded)
-    if not isinstance(splits, FittedSplits):  # the error message of an address
+            found = fit_splits(loaded)
+    if isinstance(found, str):  # the error message of an address
         return loaded
-    if splits.note:
-        say(splits.note)
-    return with_overrides(loaded, splits.overrides) if splits.overrides else loaded
+    if found[1]:
+        say(found[1])
+    return found[0]
 
 
 def start_command() -> "Member | None":
@@ -273,10 +264,11 @@ def batch_job(slurm: str | None, k8s: str | None) -> "Resources | None":
     from vitctl.launch.cluster import Job
     from vitctl.launch.jobset import JobSet
 
-    given = [(kind, text) for kind, text in ((Job, slurm), (JobSet, k8s)) if text is not None]
-    if len(given) > 1:
+    if slurm is not None and k8s is not None:
         raise LaunchError("--slurm and --k8s: each writes a job of its own; leave one of them out")
-    return given[0][0].parse(given[0][1]) if given else None
+    if slurm is not None:
+        return Job.parse(slurm)
+    return JobSet.parse(k8s) if k8s is not None else None
 
 
 def started_processes(
@@ -353,8 +345,9 @@ def launch_config(
     """
     from vitctl.errors import LaunchError
     from vitctl.launch.agent import parse_nodes
+    from vitctl.launch.cluster import LaunchConfig
 
-    config = parse_nodes(nodes or "1", restarts)
+    config = parse_nodes(nodes, restarts) if nodes else LaunchConfig(restarts=restarts)
     if (nodes or restarts) and (starter := member or batch):
         raise LaunchError(
             f"--nodes and --restarts start processes, and so does {starter.launcher}: leave one of them out"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,7 @@ from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import CHECKPOINTS, Journal
 from vitctl.engine.lanes import ByLanes, LaneSum
 from vitctl.engine.log import RunLog
-from vitctl.engine.losses import Objective
-from vitctl.engine.mixing import Mixing, classification
+from vitctl.engine.losses import Mixing, Objective, classification
 from vitctl.engine.optimizer import Average, build_optimizer, trained_names
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import (
@@ -80,6 +79,7 @@ class Images:
     Args:
         train, augmentation: training images, and their augmentation.
         scored, pre_processing: images that are scored, or None, and the evaluation pre-processing.
+        colours: `mean` and `std` of the weights.
         order: of the training images; None: the exact shuffle by the recipe's seed.
         mixing: MixUp and CutMix of training batches.
     """
@@ -88,10 +88,11 @@ class Images:
     augmentation: TrainTransform
     scored: Source | None
     pre_processing: EvalTransform
+    colours: Mapping[str, Any]
     order: SampleOrder | None = None
     mixing: Mixing = field(default_factory=Mixing)
 
-    def meta(self, mean: tuple[float, ...], std: tuple[float, ...], loss: str) -> dict[str, Any]:
+    def meta(self, loss: str) -> dict[str, Any]:
         """Return the metadata to store with the weights, so that they give the same numbers elsewhere."""
         shown = self.pre_processing
         return {
@@ -100,11 +101,21 @@ class Images:
             "eval_resize": shown.resize,
             "resample": shown.resample,
             "exif_orientation": shown.exif_orientation,
-            "mean": list(mean),
-            "std": list(std),
+            "mean": list(self.colours["mean"]),
+            "std": list(self.colours["std"]),
             "loss": loss,
             "class_names": list(self.train.class_names),
         }
+
+
+class Options(TypedDict, total=False):
+    """What only some trainings have, see `assembled`."""
+
+    objective: Callable[..., Tensor] | None
+    probe: Callable[[Model], dict[int, list[float]]] | None
+    start: Mapping[str, Tensor]
+    start_weights_sha256: str
+    teacher: Teacher | None
 
 
 def assembled(
@@ -113,9 +124,9 @@ def assembled(
     model: Model,
     images: Images,
     meta: dict[str, Any],
+    score: Callable[[nn.Module], Score] | None,
     *,
     objective: Callable[..., Tensor] | None = None,
-    score: Callable[[nn.Module], Score] | None = None,
     probe: Callable[[Model], dict[int, list[float]]] | None = None,
     start: Mapping[str, Tensor] = MappingProxyType({}),
     start_weights_sha256: str = "",
@@ -129,8 +140,8 @@ def assembled(
         model: with its start weights, on the runtime's device.
         images: that it is trained and scored on.
         meta: stored with the weights.
-        objective: instead of [loss]; it uses no labels.
         score: scores a network on the images to score; None: there are none.
+        objective: instead of [loss]; it uses no labels.
         probe: gives a network's few-shot accuracies by number of shots and seed; None: it is off.
         start: weights that are read once the network is sharded, by name.
         start_weights_sha256: digest of the pre-trained weights; empty without any.

@@ -1,7 +1,16 @@
-"""Losses summed over a batch: classification, and masked patch prediction."""
+"""The loss of a batch: classification, masked patches; MixUp, CutMix and Random Erasing before it.
 
+The partner of an image is the image before it in the global batch; the partner of the first is the last. The
+blend of a batch is a function of (seed, step), the rectangle of an image one of (seed, position). So the
+result depends neither on micro-batches nor on processes or workers, and a micro-batch needs one more image
+than its own.
+"""
+
+import math
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,11 +22,15 @@ from vitctl.engine.runtime import given, sent
 from vitctl.errors import DataError
 from vitctl.models.masked_patch import draw_corruption, masked_patch_loss, targets
 from vitctl.models.variants import MaskedPatchConfig
+from vitctl.recipe.sections import Loss
 
 Objective = Callable[[nn.Module, Batch, int], Tensor]
 Normalise = Callable[[Tensor], Tensor]
+Box = tuple[int, int, int, int]  # top, left, bottom, right
 Smoothing = Literal["spread", "per_class"]
-_STREAM = 0x6D7070  # separates the random draws of masked patches from those of the augmentation
+# They separate these random draws from those of the augmentation.
+_MASKED_STREAM, _MIXING_STREAM, _ERASING_STREAM = 0x6D7070, 0x6D6978, 0x657261
+_AREAS, _LOG_ASPECTS, _ATTEMPTS = (0.02, 1 / 3), (math.log(0.3), math.log(1 / 0.3)), 10
 
 
 def classify(
@@ -26,24 +39,13 @@ def classify(
     step: int,  # noqa: ARG001 - every objective gets it
     *,
     normalise: Normalise,
-    name: str,
-    label_smoothing: float,
-    smoothing: Smoothing = "spread",
-    class_weights: Tensor | None = None,
+    **how: Any,
 ) -> Tensor:
-    """Return the summed classification loss of a batch: the objective of supervised training."""
+    """The objective of supervised training; `how`: see `classification_loss`."""
     own = given(batch)
     logits = model(normalise(own.images))
     labels, weights = sent(own.labels, logits.device), sent(own.weights, logits.device)
-    return classification_loss(
-        logits,
-        labels,
-        weights,
-        name=name,
-        label_smoothing=label_smoothing,
-        smoothing=smoothing,
-        class_weights=class_weights,
-    )
+    return classification_loss(logits, labels, weights, **how)
 
 
 def predict_masked_patches(
@@ -66,7 +68,7 @@ def predict_masked_patches(
     own = given(batch)
     images = normalise(own.images)
     num_patches = config.grid[0] * config.grid[1]
-    streams = [np.random.default_rng((seed, step, int(i), _STREAM)) for i in batch.samples]
+    streams = [np.random.default_rng((seed, step, int(i), _MASKED_STREAM)) for i in batch.samples]
     drawn = [draw_corruption(num_patches, stream, rate) for stream in streams]
     corrupted, source = (sent(torch.stack(parts), images.device) for parts in zip(*drawn, strict=True))
     each = masked_patch_loss(model(images, source), targets(images, config), corrupted, config)
@@ -133,3 +135,189 @@ def multi_hot(labels: Tensor, num_classes: int) -> Tensor:
     """Return ones at the labels of each image: [B, L] integers, padded with -1, to [B, K] int64."""
     behind = torch.where(labels < 0, num_classes, labels)
     return labels.new_zeros(len(labels), num_classes + 1).scatter_(1, behind, 1)[:, :num_classes]
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Settings of MixUp and CutMix; with both on, each global batch gets one of them, with probability one
+    half.
+
+    Args:
+        mixup_alpha: MixUp's share of an image is drawn from Beta(alpha, alpha); 0 switches it off.
+        cutmix_alpha: CutMix's share of the area likewise; 0 switches it off.
+        random_erasing: probability of erasing a rectangle of each image before, see `erased`.
+
+    Source: MixUp (arXiv 1710.09412), CutMix (arXiv 1905.04899)
+    """
+
+    mixup_alpha: float = 0.0
+    cutmix_alpha: float = 0.0
+    random_erasing: float = 0.0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether batches are blended at all."""
+        return self.mixup_alpha > 0 or self.cutmix_alpha > 0
+
+
+@dataclass(frozen=True)
+class Blend:
+    """How one global batch is blended.
+
+    Args:
+        own: share of the image itself, 0 to 1, in its pixels or its area, and in its target.
+        box: the part that CutMix takes from the partner; None: MixUp.
+    """
+
+    own: float
+    box: Box | None = None
+
+
+def draw_blend(mixing: Mixing, *, seed: int, step: int, image_size: int) -> Blend:
+    """Return the blend of the batch after `step` finished steps, the same on every process."""
+    rng = np.random.default_rng((seed, step, 0, _MIXING_STREAM))
+    cut = rng.random() < 0.5 if mixing.mixup_alpha and mixing.cutmix_alpha else mixing.cutmix_alpha > 0
+    alpha = mixing.cutmix_alpha if cut else mixing.mixup_alpha
+    own = float(rng.beta(alpha, alpha))
+    if not cut:
+        return Blend(own)
+    half = int(0.5 * math.sqrt(1 - own) * image_size)
+    row, column = rng.integers(0, image_size, 2).tolist()
+    top, bottom = max(row - half, 0), min(row + half, image_size)
+    left, right = max(column - half, 0), min(column + half, image_size)
+    return Blend(1 - (bottom - top) * (right - left) / image_size**2, (top, left, bottom, right))
+
+
+def classify_mixed(
+    model: nn.Module,
+    batch: Batch,
+    step: int,
+    *,
+    normalise: Normalise,
+    mixing: Mixing,
+    seed: int,
+    **how: Any,
+) -> Tensor:
+    """`classify` with images and targets that are blended with their neighbours'.
+
+    An image whose partner cannot be used stays as it is; one that cannot be used itself has weight 0. Both
+    losses are affine in the target, and so are both forms of smoothing: the loss of a blended target is the
+    blend of the two losses. Each of the two counts with the class weight of its own label.
+    """
+    own = given(batch)
+    before = own.neighbour
+    assert before is not None, "train_batches(..., neighbours=True) gives each micro-batch its neighbour"
+    images, first = normalise(own.images), normalise(before.images)
+    labels = sent(torch.cat((before.labels, own.labels)), images.device)
+    weights = sent(torch.cat((before.weights, own.weights)), images.device).double()
+    blend = draw_blend(mixing, seed=seed, step=step, image_size=images.shape[-1])
+    usable = weights[:-1] > 0
+    logits = model(blended(images, torch.cat((first, images[:-1])), usable, blend))
+    lent = usable.to(weights) * (1 - blend.own)
+    loss = classification_loss(logits, labels[1:], weights[1:] * (1 - lent), **how)
+    return loss + classification_loss(logits, labels[:-1], weights[1:] * lent, **how)
+
+
+def blended(images: Tensor, partners: Tensor, usable: Tensor, blend: Blend) -> Tensor:
+    """Blend images with their partners.
+
+    Args:
+        images: `[B, 3, S, S]`.
+        partners: `[B, 3, S, S]`.
+        usable: `[B]`, false for partners that leave their image as it is.
+        blend: how.
+
+    Returns:
+        `[B, 3, S, S]`.
+    """
+    usable = usable.view(-1, 1, 1, 1)
+    if blend.box is None:
+        return torch.where(usable, images * blend.own + partners * (1 - blend.own), images)
+    top, left, bottom, right = blend.box
+    area = (..., slice(top, bottom), slice(left, right))
+    result = images.clone()
+    result[area] = torch.where(usable, partners[area], images[area])
+    return result
+
+
+def classification(
+    loss: Loss, mixing: Mixing, seed: int, class_weights: Tensor | None = None
+) -> Callable[..., Tensor]:
+    """Return the objective of [loss] with labels: without `normalise`, see `classify`."""
+    objective = partial(classify_mixed, mixing=mixing, seed=seed) if mixing.is_on else classify
+    if mixing.random_erasing:
+        objective = partial(
+            classify_erased, objective=objective, probability=mixing.random_erasing, erasing_seed=seed
+        )
+    return partial(
+        objective,
+        name=loss.name,
+        label_smoothing=loss.label_smoothing,
+        smoothing=loss.smoothing,
+        class_weights=class_weights,
+    )
+
+
+def draw_rectangle(size: int, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
+    """Draw top, left, height and width of 2 to 33 % of a square of `size` pixels, of aspect ratio 0.3 to
+    1 / 0.3, uniform in its logarithm, smaller than the square in both directions. None after ten failures.
+    """
+    for _ in range(_ATTEMPTS):
+        area, aspect = rng.uniform(*_AREAS) * size * size, math.exp(rng.uniform(*_LOG_ASPECTS))
+        height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if height < size and width < size:
+            top, left = rng.integers(size - height + 1), rng.integers(size - width + 1)
+            return int(top), int(left), height, width
+    return None
+
+
+def erased(images: Tensor, positions: Tensor, *, probability: float, seed: int) -> Tensor:
+    """Fill a rectangle of some images with normal noise, in place: a function of (seed, position of the
+    image), the same on every device.
+
+    Args:
+        images: normalised, `[B, 3, S, S]`.
+        positions: int64 `[B]`, in the order of the samples.
+        probability: of erasing, for each image.
+        seed: of the training.
+
+    Returns:
+        the images.
+
+    Source: Random Erasing (arXiv 1708.04896), as timm's mode "pixel", which DeiT and MAE use
+    """
+    for row, position in enumerate(positions.tolist()):
+        rng = np.random.default_rng((seed, position, 0, _ERASING_STREAM))
+        box = draw_rectangle(images.shape[-1], rng) if rng.random() < probability else None
+        if box:
+            top, left, height, width = box
+            noise = torch.from_numpy(rng.standard_normal((3, height, width), dtype=np.float32))
+            images[row, :, top : top + height, left : left + width] = sent(noise, images.device)
+    return images
+
+
+def classify_erased(
+    model: nn.Module,
+    batch: Batch,
+    step: int,
+    *,
+    normalise: Callable[[Tensor], Tensor],
+    objective: Callable[..., Tensor],
+    probability: float,
+    erasing_seed: int,
+    **more: Any,
+) -> Tensor:
+    """Return the loss of another objective, whose images and mixing partners are erased first."""
+    own, before = given(batch), batch.neighbour
+
+    def ready(images: Tensor, positions: Tensor) -> Tensor:
+        return erased(normalise(images), positions, probability=probability, seed=erasing_seed)
+
+    if before is not None and own.neighbour is not None:
+        before = replace(own.neighbour, images=ready(own.neighbour.images, before.positions))
+    own = replace(own, images=ready(own.images, batch.positions), neighbour=before)
+    return objective(model, own, step, normalise=_as_is, **more)
+
+
+def _as_is(images: Tensor) -> Tensor:
+    return images

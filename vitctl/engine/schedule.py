@@ -93,6 +93,17 @@ def lr_at(
     return warmup_lr + (lr - warmup_lr) * (step / warmup) if step < warmup else lr
 
 
+def check_falls(recipe: Pretrain | Finetune) -> None:
+    """Raises RecipeError where a rate that decays would rise to schedule.end_lr."""
+    s, tried = recipe.schedule, recipe.sweep.lrs if isinstance(recipe, Finetune) else ()
+    lr = min(tried or [recipe.optimizer.lr])
+    if s.decay in ("linear", "cosine") and s.end_lr > lr:
+        raise RecipeError(
+            f"schedule.end_lr = {s.end_lr:g} is above the learning rate {lr:g}, which would rise to "
+            f"it; lower it, e.g. --set schedule.end_lr=0"
+        )
+
+
 def learning_rate(recipe: TrainRecipe, steps: int, num_images: int) -> Callable[[int], float]:
     """Return the learning rate as a function of finished steps, in a run of `steps` on so many images, from
     [optimizer] and [schedule].

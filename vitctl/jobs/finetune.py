@@ -284,25 +284,22 @@ def _train(
     found.log(run.journal, *lines, rates_in_words(recipe, rates))
     for text in unseen_pixels(model.config):
         run.journal.write("warning", step=0, text=text)
-    mean = found.weights.meta["mean"]
-    images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule, mean)
+    images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule, found.weights.meta)
     if not found.weights.is_later:  # else parts of it
         model = on_device(model, run.runtime)
     if recipe.finetune.head == "fewshot":
-        start_head(recipe, run, model, images, found.weights.meta)
-    digest = found.weights.digest
+        start_head(recipe, run, model, images)
     score = train(
         recipe,
         run,
         model,
         images,
-        found.weights.meta,
+        adapted,
         start=start_from,
-        start_weights_sha256=digest,
+        start_weights_sha256=found.weights.digest,
         teacher=start.teacher,
-        stored=adapted,
     )
-    used = trained(recipe, data, run, model.config, images, found.weights.meta)
+    used = trained(recipe, data, run, model.config, images)
     used |= {"trained_parameters": counts[0]} if counts[0] < counts[1] else {}
     used |= adapted | rates | dropout_draws(recipe, model.config, run.folder) | head_used(recipe, run)
     used |= teacher_used(recipe, start.teacher)

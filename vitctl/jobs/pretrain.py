@@ -114,12 +114,12 @@ def pretrain(
         score_on = None  # there are no classes to score
         rate = recipe.masked_patch.corrupted  # Appendix B.1.2
         objective = partial(predict_masked_patches, config=config, rate=rate, seed=recipe.seed)
-    images = images_of(recipe.data, train_on, score_on, recipe.seed, recipe.schedule, recipe.data.mean)
     colours = {"mean": recipe.data.mean, "std": recipe.data.std}
+    images = images_of(recipe.data, train_on, score_on, recipe.seed, recipe.schedule, colours)
     probe = make_probe(recipe, probed, run) if probed else None
-    score = train(recipe, run, model, images, colours, objective=objective, probe=probe)
+    score = train(recipe, run, model, images, objective=objective, probe=probe)
     used = {
-        **trained(recipe, recipe.data, run, config, images, colours),
+        **trained(recipe, recipe.data, run, config, images),
         **dropout_draws(recipe, config, run_dir),
         **verified(run, train_on),
     }

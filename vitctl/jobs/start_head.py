@@ -20,9 +20,7 @@ from vitctl.recipe.schema import Finetune
 _MOST_SCORES = 2**24  # that the scale is fitted on: images times classes
 
 
-def start_head(
-    recipe: Finetune, run: RunContext, model: Model, images: Images, colours: dict[str, Any]
-) -> None:
+def start_head(recipe: Finetune, run: RunContext, model: Model, images: Images) -> None:
     """Put the few-shot solution into the head of `model`, the same bits on every process.
 
     Nothing is done in a folder with a checkpoint, which has the head as trained since. With lanes the bits
@@ -32,7 +30,6 @@ def start_head(
         recipe, run: of the training.
         model: with a zero head, on its device.
         images: whose training images are shown in scoring pre-processing.
-        colours: `mean` and `std` of the weights.
 
     Raises:
         DataError: an image cannot be read, or a feature is NaN or infinite.
@@ -48,7 +45,7 @@ def start_head(
     if lanes:
         scoring = scoring.model_copy(update={"batch_size": recipe.schedule.leaf_images})
     shown = recipe.model_copy(update={"evaluation": scoring})
-    look = ImagePass(run, shown, images.pre_processing, colours, whole_batches=lanes)
+    look = ImagePass(run, shown, images.pre_processing, images.colours, whole_batches=lanes)
     choose_attention(model, recipe.machine, runtime, lanes=lanes)
     assert model.head is not None
     classes, width = model.head.weight.shape

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from torch import Tensor, nn
 
@@ -17,10 +17,9 @@ from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.verification import Verification, Verified
 from vitctl.data.source.views import Source, source_text
 from vitctl.engine.agreement import changed_on_purpose
-from vitctl.engine.assemble import Images, RunContext, assembled
+from vitctl.engine.assemble import Images, Options, RunContext, assembled
 from vitctl.engine.checkpoint import read_state
 from vitctl.engine.computation import computed_training, exact
-from vitctl.engine.distillation import Teacher
 from vitctl.engine.evaluation import Score, cached_features, evaluate_model, representations
 from vitctl.engine.journal import (
     LOG,
@@ -31,12 +30,13 @@ from vitctl.engine.journal import (
     read_records,
     tensor_files,
 )
+from vitctl.engine.losses import Mixing
 from vitctl.engine.metrics import baselines, wilson
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime, num_workers, start, tracking
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.data import corrected, eval_transform, mixing, train_transform, training_order
+from vitctl.jobs.inputs.data import corrected, eval_transform, train_transform, training_order
 from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.jobs.record.result import RunResult, choose_weights, data_used, logged_probes, logged_scores
 from vitctl.models.blocks import compile_errors
@@ -44,7 +44,6 @@ from vitctl.models.build import Model
 from vitctl.models.kernels import attention_of
 from vitctl.models.variants import Config
 from vitctl.models.weights.containers import read_later
-from vitctl.models.weights.meta import HALF
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.neutral_keys import deciding_values
@@ -59,7 +58,6 @@ WHOLE = {"data_verified": "whole"}  # of results whose every image was verified 
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
 Act = Callable[[Trainer], Score | None]  # done with a prepared training instead of `Trainer.fit`
-Probe = Callable[[Model], dict[int, list[float]]]
 
 
 def check_whole(begun: Verification, runtime: Runtime, *sources: Source) -> None:
@@ -272,7 +270,6 @@ def trained(
     run: RunContext,
     config: Config,
     images: Images,
-    colours: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the provenance of the numbers of a training, except its weights.
 
@@ -280,7 +277,6 @@ def trained(
         recipe, run, config: of the training.
         data: [data] with resolved values.
         images: that it was trained and scored on.
-        colours: `mean` and `std` of the weights.
     """
     machine = recipe.machine
     used = {
@@ -298,7 +294,8 @@ def trained(
     if images.scored is None:
         return used
     used |= {**data_used(images.scored, data.eval_split), "labels": "original"}
-    return used | shown(images.pre_processing) | {"mean": list(colours["mean"]), "std": list(colours["std"])}
+    colours = {name: list(images.colours[name]) for name in ("mean", "std")}
+    return used | shown(images.pre_processing) | colours
 
 
 def training_result(
@@ -352,11 +349,6 @@ def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Ru
     )
 
 
-def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
-    """Open log.jsonl on the main process."""
-    return Journal(run_dir / LOG if runtime.is_main else None, report)
-
-
 def start_run(
     recipe: TrainRecipe | FrozenRecipe | Evaluate,
     run_dir: Path,
@@ -374,7 +366,8 @@ def start_run(
         keep_freed_memory()  # a training with recomputed blocks would hold 1.4 times the memory
     stored = [source for source in sources if source is not None]
     shards = Verification(stored, run_dir, part=runtime.rank, num_parts=runtime.num_processes)
-    journal, digest = open_journal(runtime, run_dir, report), json_digest(deciding_values(recipe))
+    journal = Journal(run_dir / LOG if runtime.is_main else None, report)
+    digest = json_digest(deciding_values(recipe))
     return RunContext(runtime, run_dir, journal, stop or StopFlag(), shards, act, digest)
 
 
@@ -384,7 +377,7 @@ def within(run: RunContext, folder: Path, task: str) -> RunContext:
     def report(record: Record) -> None:
         run.journal.report({**record, "task": task})
 
-    return replace(run, folder=folder, journal=open_journal(run.runtime, folder, report))
+    return replace(run, folder=folder, journal=Journal(folder / LOG if run.runtime.is_main else None, report))
 
 
 def images_of(
@@ -393,15 +386,16 @@ def images_of(
     score_on: Source | None,
     seed: int,
     schedule: Schedule,
-    mean: Sequence[float] = HALF,
+    colours: Mapping[str, Any],
 ) -> Images:
     """Return the images of [data], augmented and pre-processed, in the order of the seed and [schedule].
 
-    `mean` is the mean colour of the weights, which a letterbox is filled with.
+    `colours` are `mean` and `std` of the weights; a letterbox is filled with the mean.
     """
     order = None if data.synthetic else training_order(data, train_on, seed, schedule)
-    augmentation, scoring = train_transform(data, mean), eval_transform(data, mean)
-    return Images(train_on, augmentation, score_on, scoring, order, mixing(data))
+    mixing, mean = Mixing(data.mixup_alpha, data.cutmix_alpha, data.random_erasing), colours["mean"]
+    transforms = train_transform(data, mean), eval_transform(data, mean)
+    return Images(train_on, transforms[0], score_on, transforms[1], colours, order, mixing)
 
 
 def train(
@@ -409,45 +403,27 @@ def train(
     run: RunContext,
     model: Model,
     images: Images,
-    colours: Mapping[str, Any],
-    *,
-    objective: Callable[..., Tensor] | None = None,
-    probe: Probe | None = None,
-    start: Mapping[str, Tensor] = MappingProxyType({}),
-    start_weights_sha256: str = "",
-    teacher: Teacher | None = None,
     stored: Mapping[str, Any] = MappingProxyType({}),
+    **options: Unpack[Options],
 ) -> Score | None:
-    """Train `model` in run.folder; see `assembled` for the arguments. `colours` has the weights' mean, std
-    and licence. `stored` is written into the files of weights.
+    """Train `model` in run.folder; see `assembled` for the arguments. `stored` is written into the files of
+    weights.
 
     Returns:
         the score after the last step, or with select_best that of the best checkpoint; None without images to
         score, and possibly on processes other than the main one.
     """
     runtime, lanes = run.runtime, recipe.schedule.lanes > 0
-    meta = images.meta(colours["mean"], colours["std"], recipe.loss.name) | stated(colours) | dict(stored)
+    meta = images.meta(recipe.loss.name) | stated(images.colours) | dict(stored)
     score = None
     if images.scored is not None:
-        look = ImagePass(run, recipe, images.pre_processing, colours, whole_batches=lanes)
+        look = ImagePass(run, recipe, images.pre_processing, images.colours, whole_batches=lanes)
         score = partial(look.through, evaluate_model, "scoring", source=images.scored)
     with (
         exact(runtime, recipe.schedule.threads) if lanes else nullcontext(),
         compile_errors(run.stop.check) if recipe.machine.compile else nullcontext(),
     ):
-        trainer = assembled(
-            recipe,
-            run,
-            model,
-            images,
-            meta,
-            objective=objective,
-            score=score,
-            probe=probe,
-            start=start,
-            start_weights_sha256=start_weights_sha256,
-            teacher=teacher,
-        )
+        trainer = assembled(recipe, run, model, images, meta, score, **options)
         with tracking(runtime, recipe, run.folder):
             last = (run.act or Trainer.fit)(trainer)
     if not recipe.evaluation.select_best:

@@ -187,9 +187,8 @@ def _fine_tuned(
 
     def make() -> Scored:
         train_on, score_on = (getattr(data, split) for split in splits)
-        return _train(
-            context, recipe, data, folder, Images(train_on, transform, score_on, scored_as(context))
-        )
+        images = Images(train_on, transform, score_on, scored_as(context), context.found.weights.meta)
+        return _train(context, recipe, data, folder, images)
 
     kept = context.recipe.vtab.keep_checkpoints
     return read_or_train(folder, context.run.runtime, must_match, make, job=JOB, keep_checkpoints=kept)
@@ -217,7 +216,6 @@ def _train(context: SuiteContext, recipe: Vtab, data: TaskData, folder: Path, im
         within(context.run, folder, str(folder.relative_to(context.run.folder))),
         placed,
         images,
-        weights.meta,
         start_weights_sha256=weights.digest,
     )
     findings = dropout_draws(recipe, model.config, folder)

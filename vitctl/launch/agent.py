@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -25,7 +24,7 @@ import psutil
 
 from vitctl.engine.preemption import RESUMABLE, say
 from vitctl.errors import LaunchError
-from vitctl.launch.cluster import UNUSED_SIGNAL, without_settings
+from vitctl.launch.cluster import PORT, UNUSED_SIGNAL, WORKER, LaunchConfig, without_settings
 from vitctl.launch.peers import first_error, is_cause, note_killed
 from vitctl.recipe.schema import Machine, Recipe
 from vitctl.system.process import (
@@ -37,36 +36,18 @@ from vitctl.system.process import (
     usable_cores,
 )
 
-PORT = 29_400
-WORKER = "vitctl.launch.worker"
 ACCELERATE = "accelerate.commands.launch"
 CONFIG = Path(__file__).with_name("accelerate.yaml")  # it sets nothing that no flag sets
 POLL_SECONDS, _WAIT_SECONDS = 2.0, 0.1  # each poll reads files of the run, and looks through all processes
 GRACE_SECONDS = 15.0  # for processes to end, once they were killed or another one has failed for good
 
 
-@dataclass(frozen=True)
-class LaunchConfig:
-    """The machines of a run, their rendezvous address, and how often lost processes are restarted."""
-
-    nodes: int = 1
-    host: str = ""
-    port: int = PORT
-    restarts: int = 0
-
-    def starts(self, recipe: Recipe) -> bool:
-        """Return whether a run needs a launcher: it has several processes, or one that may be restarted."""
-        return recipe.machine.processes > 1 or self.nodes > 1 or self.restarts > 0
-
-
 def parse_nodes(text: str, restarts: int = 0) -> LaunchConfig:
     """Read --nodes, such as "2@gpu01:29400"; "1" needs no address.
 
     Raises:
-        LaunchError: the text has another form, or the number of restarts is negative.
+        LaunchError: the text has another form.
     """
-    if restarts < 0:
-        raise LaunchError(f"--restarts {restarts}: should be 0 or more")
     match = re.fullmatch(r"(\d+)(?:@([\w.-]+|\[[\da-fA-F:]+\])(?::(\d+))?)?", text)
     nodes, host, port = (match[1], match[2] or "", int(match[3] or PORT)) if match else ("0", "", PORT)
     if int(nodes) < 1 or (int(nodes) > 1 and not host) or port not in range(1, 65_536):
@@ -160,13 +141,8 @@ def accelerate_environment(run_dir: Path, config: LaunchConfig) -> dict[str, str
     return {"PET_RDZV_ID": run_dir.resolve().name, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-def launch_line(run_dir: Path, recipe: Recipe, config: LaunchConfig = LaunchConfig()) -> str:
-    """Return the shell command that runs a prepared folder without the vitctl command; with several machines,
-    on each of them.
-    """
-    run_dir = run_dir.absolute()  # typed in any folder
-    if not config.starts(recipe):
-        return shlex.join([sys.executable, "-m", WORKER, str(run_dir)])
+def accelerate_line(run_dir: Path, recipe: Recipe, config: LaunchConfig) -> str:
+    """Return the shell command of `accelerate launch` for a prepared folder."""
     script = Path(sys.executable).with_name("accelerate")
     program = [str(script), "launch"] if script.exists() else [sys.executable, "-m", ACCELERATE]
     words = [*program, *accelerate_arguments(run_dir, recipe.machine, config)]

@@ -16,6 +16,7 @@ import psutil
 from vitctl.engine.journal import CHECKPOINTS
 from vitctl.errors import LaunchError
 from vitctl.launch.run_folder import LOGS
+from vitctl.recipe.schema import Recipe
 from vitctl.system.files import write_text
 from vitctl.system.process import RANKS, forget_ranks
 from vitctl.system.text import has_control, one_line
@@ -31,6 +32,8 @@ _NUMBERS = (*RANKS, *_RESTARTS, "MASTER_PORT", "SLURM_STEP_NUM_TASKS", "SLURM_PR
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
 _UNUSED_RANKS = ("SLURM_PROCID", "PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 UNUSED_SIGNAL = signal.SIGRTMAX.name  # for the agent, which would kill everything at one that comes
+PORT = 29_400  # of the rendezvous
+WORKER = "vitctl.launch.worker"
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below those that Linux hands out to whoever connects
 
 
@@ -119,6 +122,20 @@ class Member:
                 f"same run folder with --out"
             )
         return Path("runs") / f"{Path(name).stem}_{self.job}"
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """The machines of a run, their rendezvous address, and how often lost processes are restarted."""
+
+    nodes: int = 1
+    host: str = ""
+    port: int = PORT
+    restarts: int = 0
+
+    def starts(self, recipe: Recipe) -> bool:
+        """Whether a run needs a launcher: it has several processes, or one that may be restarted."""
+        return recipe.machine.processes > 1 or self.nodes > 1 or self.restarts > 0
 
 
 def check_environment(env: Environment = os.environ) -> None:

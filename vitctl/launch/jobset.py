@@ -9,8 +9,7 @@ from typing import Any
 import yaml
 
 from vitctl.errors import LaunchError
-from vitctl.launch.agent import PORT
-from vitctl.launch.cluster import MAX_RESTARTS, SAVE_SECONDS, Resources
+from vitctl.launch.cluster import MAX_RESTARTS, PORT, SAVE_SECONDS, Resources
 
 _LONGEST_NAME = 40  # of 63 letters of a host name, which adds the numbers of job and pod
 _WORKERS, _CONTAINER = "workers", "vitctl"

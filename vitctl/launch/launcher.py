@@ -6,13 +6,11 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from vitctl.engine.journal import (
     LOG,
-    RECIPE,
     RESULT,
     Record,
     Report,
@@ -26,13 +24,12 @@ from vitctl.errors import LostProcess, VitctlError
 from vitctl.launch.agent import (
     POLL_SECONDS,
     Agent,
-    LaunchConfig,
     accelerate_arguments,
     accelerate_environment,
     note_first_killed,
     own_address,
 )
-from vitctl.launch.cluster import find_member
+from vitctl.launch.cluster import LaunchConfig
 from vitctl.launch.peers import (
     first_error,
     forget_errors,
@@ -42,10 +39,8 @@ from vitctl.launch.peers import (
     resume_text,
     write_failed_result,
 )
-from vitctl.launch.prepare_run import Prepared
-from vitctl.launch.run_folder import LOGS, NOW, keeping_result, locked_for_run, read_status
-from vitctl.launch.worker import LOCKED, work, work_as_member
-from vitctl.recipe.load import load_recipe
+from vitctl.launch.run_folder import LOGS, NOW, read_status
+from vitctl.launch.worker import LOCKED
 from vitctl.recipe.schema import Recipe
 from vitctl.system.files import no_links
 from vitctl.system.text import typed
@@ -108,39 +103,8 @@ class Follower:
         return list(new.values())
 
 
-def launch(
-    run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig(), prepared: Prepared | None = None
-) -> dict[str, Any]:
-    """Run the recipe of a prepared folder to its end: in this process where it is the only one or one of
-    several, else in new ones.
-
-    Args:
-        run_dir: prepared.
-        report: called with every log record.
-        config: the machines and the restarts.
-        prepared: what `prepare_run` gave in this process; None: the recipe is read from the folder.
-
-    Returns:
-        the content of RUN/result.json.
-
-    Raises:
-        VitctlError: as the job raises; of several processes, the one that failed first, or one that was
-            killed.
-        RuntimeError: a process failed with a bug.
-    """
-    if find_member() is not None:
-        return work_as_member(run_dir, report, prepared)
-    recipe = prepared.recipe if prepared else load_recipe(str(run_dir / RECIPE)).recipe
-    if not config.starts(recipe):
-        work(run_dir, report, prepared or Prepared(recipe))
-    else:
-        # With several machines the process of rank 0 locks the folder, on whichever machine it runs.
-        with locked_for_run(run_dir) if config.nodes == 1 else keeping_result(run_dir):
-            _launch_processes(run_dir, recipe, report, config)
-    return dict(read_run_json(run_dir / RESULT))
-
-
-def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: LaunchConfig) -> None:
+def launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: LaunchConfig) -> None:
+    """Run the recipe of a prepared folder in new processes; see `launch`."""
     logs = run_dir / LOGS
     logs.mkdir(exist_ok=True)
     # The processes of this run start only when all machines have reached this point: none of their notes is

@@ -141,7 +141,6 @@ def write_failed_result(run_dir: Path, job: str, text: str) -> None:
 NOTICE_SECONDS = 10.0  # without an answer, before a line says who is waited for
 GIVE_UP_SECONDS = 15.0  # after a signal, before the run ends without those that do not answer
 _TICK_SECONDS, _QUIET_SECONDS, _FRESH_SECONDS = 1.0, 3.0, 5.0
-_SLOW_SECONDS = 60.0  # before a line says that a process which answers is far behind
 _MOST_BYTES = 10_000
 
 End = Callable[[str], None]  # ends this process: the run is stopped, and why
@@ -289,14 +288,11 @@ class _Rank:
         answering = {rank: self.marks[rank][0] for rank in range(self.size) if self._answers(rank)}
         furthest = max((int(mark["arrivals"]) for mark in answering.values()), default=0)
         silent = [rank for rank in range(self.size) if rank not in answering and rank != self.rank]
-        behind = [rank for rank, mark in answering.items() if mark["arrivals"] < furthest]
-        starved = [rank for rank in behind if answering[rank]["images"]]
+        starved = [rank for rank, mark in answering.items() if mark["arrivals"] < furthest and mark["images"]]
         if still < NOTICE_SECONDS:
             return
         self._report(silent, "does not answer")
         self._report(starved, answering[starved[0]]["images"] if starved else "")
-        if still >= _SLOW_SECONDS:
-            self._report([rank for rank in behind if rank not in starved], "is far behind the others")
         if not any(mark["stop"] for mark in answering.values()):
             return
         self.stopping_since = self.stopping_since or now - self.stop.seconds

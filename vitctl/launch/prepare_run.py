@@ -3,8 +3,10 @@ on resume.
 """
 
 import platform
+import shlex
 import socket
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +31,7 @@ from vitctl.engine.journal import (
 )
 from vitctl.engine.journal import allow as note_allowed
 from vitctl.errors import LaunchError, RecipeError, VitctlError
-from vitctl.launch.agent import LaunchConfig, launch_line
-from vitctl.launch.cluster import Member, Resources, find_member, num_nodes
+from vitctl.launch.cluster import WORKER, LaunchConfig, Member, Resources, find_member, num_nodes
 from vitctl.launch.peers import forget_errors
 from vitctl.launch.run_folder import (
     check_not_foreign,
@@ -348,6 +349,16 @@ def _in_words(changes: Sequence[tuple[str, Any, Any]]) -> str:
     return "; ".join(
         f"{key} was {toml_value(a) or UNSET}, now {toml_value(b) or UNSET}" for key, a, b in changes
     )
+
+
+def launch_line(run_dir: Path, recipe: Recipe, config: LaunchConfig = LaunchConfig()) -> str:
+    """The shell command that runs a prepared folder without `vitctl`, on each of its machines."""
+    run_dir = run_dir.absolute()  # typed in any folder
+    if not config.starts(recipe):
+        return shlex.join([sys.executable, "-m", WORKER, str(run_dir)])
+    from vitctl.launch.agent import accelerate_line
+
+    return accelerate_line(run_dir, recipe, config)
 
 
 def environment() -> dict[str, Any]:

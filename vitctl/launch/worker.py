@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from importlib import import_module
@@ -23,6 +23,7 @@ from vitctl.engine.journal import (
     Record,
     Report,
     never_raising,
+    read_run_json,
     records_agreed,
     silent,
 )
@@ -36,6 +37,7 @@ from vitctl.engine.preemption import (
 )
 from vitctl.errors import LaunchError, explained
 from vitctl.launch.cluster import (
+    LaunchConfig,
     find_member,
     has_agent,
     restarts_left,
@@ -53,7 +55,7 @@ from vitctl.launch.peers import (
     roll_call,
     write_failed_result,
 )
-from vitctl.launch.run_folder import FLIGHT, LOGS, NOW, locked_for_run, read_status
+from vitctl.launch.run_folder import FLIGHT, LOGS, NOW, keeping_result, locked_for_run, read_status
 from vitctl.system.files import atomic_write, no_links
 from vitctl.system.process import end_with_parent, is_main_process, mark_start
 from vitctl.system.remote import patient
@@ -65,6 +67,17 @@ if TYPE_CHECKING:
     from vitctl.recipe.schema import Recipe
 
 LOCKED = "--locked"  # the launcher holds the lock of the run folder
+# Modules of the functions of jobs, which take the checked recipe, the run folder, `report`, called with each
+# log record of the main process, and `stop`, set by signals; all but export also `inputs`, the opened images.
+JOBS = {
+    "pretrain": "vitctl.jobs.pretrain",
+    "finetune": "vitctl.jobs.finetune",
+    "fewshot": "vitctl.jobs.fewshot",
+    "probe": "vitctl.jobs.probe",
+    "vtab": "vitctl.jobs.vtab_suite",
+    "evaluate": "vitctl.jobs.evaluate",
+    "export": "vitctl.export.export",
+}
 NOTES_SECONDS = 1.0  # until the notes of processes on other nodes are visible here
 
 
@@ -118,7 +131,8 @@ def _work(
     try:
         report({"kind": "now", "text": "starting", "time": time.time()})
         _join_processes(run_dir, recipe, report)
-        job = _job(recipe.job)
+        # The import takes seconds; signals are handled before.
+        job = getattr(import_module(JOBS[recipe.job]), recipe.job)
         report({"kind": "now", "text": "reading weights and data", "time": time.time()})
 
         def end(text: str) -> None:
@@ -179,23 +193,43 @@ def work_as_member(
     return result
 
 
-def _job(name: str) -> Callable[..., Any]:
-    """Return the function of a job. The import takes seconds; signals are handled before.
+def launch(
+    run_dir: Path,
+    report: Report = silent,
+    config: LaunchConfig = LaunchConfig(),
+    prepared: "Prepared | None" = None,
+) -> dict[str, Any]:
+    """Run the recipe of a prepared folder to its end: in this process where it is the only one or one of
+    several, else in new ones.
 
-    Every job takes the checked recipe, the run folder, `report`, called with each log record of the main
-    process, and `stop`, set by signals; all but export also `inputs`, the images if they are open already.
+    Args:
+        run_dir: prepared.
+        report: called with every log record.
+        config: the machines and the restarts.
+        prepared: what `prepare_run` gave in this process; None: the recipe is read from the folder.
+
+    Returns:
+        the content of RUN/result.json.
+
+    Raises:
+        VitctlError: as the job raises; of several processes, the one that failed first, or one that was
+            killed.
+        RuntimeError: a process failed with a bug.
     """
-    jobs = {
-        "pretrain": "vitctl.jobs.pretrain",
-        "finetune": "vitctl.jobs.finetune",
-        "fewshot": "vitctl.jobs.fewshot",
-        "probe": "vitctl.jobs.probe",
-        "vtab": "vitctl.jobs.vtab_suite",
-        "evaluate": "vitctl.jobs.evaluate",
-        "export": "vitctl.export.export",
-    }
-    job: Callable[..., Any] = getattr(import_module(jobs[name]), name)
-    return job
+    from vitctl.recipe.load import load_recipe
+
+    if find_member() is not None:
+        return work_as_member(run_dir, report, prepared)
+    recipe = prepared.recipe if prepared else load_recipe(str(run_dir / RECIPE)).recipe
+    if not config.starts(recipe):
+        work(run_dir, report, prepared)
+    else:
+        from vitctl.launch.launcher import launch_processes
+
+        # With several machines the process of rank 0 locks the folder, on whichever machine it runs.
+        with locked_for_run(run_dir) if config.nodes == 1 else keeping_result(run_dir):
+            launch_processes(run_dir, recipe, report, config)
+    return dict(read_run_json(run_dir / RESULT))
 
 
 def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
@@ -203,8 +237,10 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restarts and is_main_process():
         (run_dir / RESULT).unlink(missing_ok=True)  # of the start that failed
-    journal = Journal(run_dir / LOG if is_main_process() else None, report)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if not (several or restarts):
+        return
+    journal = Journal(run_dir / LOG if is_main_process() else None, report)
     if several:
         from vitctl.engine.runtime import (
             check_all_reduce,

@@ -78,9 +78,10 @@ def find_recipe(name: str) -> Path:
         if path.is_file():
             return path
         raise RecipeError(f"{name}: no such recipe file")
-    if name in recipe_names():
-        return recipe_folder() / f"{name}.toml"
-    if path.name == name and (recipe_folder() / "sweeps" / f"{name}.toml").is_file():
+    folder, is_name = recipe_folder(), path.name == name
+    if is_name and (folder / f"{name}.toml").is_file():
+        return folder / f"{name}.toml"
+    if is_name and (folder / "sweeps" / f"{name}.toml").is_file():
         raise RecipeError(f"no recipe is called '{name}', a sweep is; type `vitctl sweep {name}`")
     raise RecipeError(
         f"no recipe is called '{name}'{_suggest(name, recipe_names()) or ';'} `vitctl recipes list` shows "
@@ -144,7 +145,7 @@ def load_recipe(
     _override(
         values, origins, (g if isinstance(g, Override) else Override(*g, flag=_IN_PYTHON) for g in overrides)
     )
-    if job is not None and values.get("job", job) in [other for other in JOBS if other != job]:
+    if job is not None and values.get("job", job) != job and values["job"] in [*JOBS]:
         raise RecipeError(f"recipe '{name}' is for `vitctl {values['job']}`, not for `vitctl {job}`")
     return Loaded(_check(values, origins, name), origins, name)
 
@@ -382,17 +383,6 @@ def every_key(schema: type[BaseModel], prefix: str = "") -> list[str]:
         else:
             keys.append(prefix + name)
     return keys
-
-
-def takes(key: str, text: str) -> bool:
-    """Return whether a key has a value that is typed after --set, as far as the value alone tells."""
-    schema, values = next(schema for schema in JOBS.values() if key in every_key(schema)), dict[str, Any]()
-    _put(values, parse_override(f"{key}={text}"))
-    try:
-        schema.model_validate(values)
-    except ValidationError as error:
-        return not any(".".join(map(str, problem["loc"])).startswith(key) for problem in error.errors())
-    return True
 
 
 def _suggest(word: str, known: list[str]) -> str:

@@ -7,15 +7,18 @@ import pytest
 import torch
 
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
-from vitctl.engine.mixing import Mixing
+from vitctl.data.source.stores import SyntheticSource
+from vitctl.engine.losses import Mixing
 from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.inputs.data import at_size, eval_transform, mixing, open_training_images, train_transform
+from vitctl.jobs.inputs.data import at_size, eval_transform, open_training_images, train_transform
 from vitctl.jobs.inputs.weights import find_weights, loaded_model, transferred_model
+from vitctl.jobs.training import images_of
 from vitctl.models.variants import variant
+from vitctl.models.weights.meta import COLOURS
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import rates_of
-from vitctl.recipe.sections import StartWeights
+from vitctl.recipe.sections import Schedule, StartWeights
 
 
 def test_find_weights__by_run_by_checkpoint_and_by_file(pretrained: Path) -> None:
@@ -123,6 +126,13 @@ def test_at_size__fills_in_the_stored_size_and_checks_again() -> None:
         at_size(TrainImages(crop="random", train_resize=20), 48)
 
 
+def mixing_of(data: TrainImages) -> Mixing:
+    source, synthetic = SyntheticSource(1, 2, 24), data.model_copy(update={"synthetic": 1})
+    return images_of(
+        synthetic, source, None, 0, Schedule(batch_size=1, total_steps=1), COLOURS["half"]
+    ).mixing
+
+
 def test_train_transform__takes_the_words_of_the_recipe() -> None:
     data = TrainImages(
         image_size=24, decode="scaled", randaugment_layers=2, randaugment_magnitude=15, mixup_alpha=0.2
@@ -135,7 +145,7 @@ def test_train_transform__takes_the_words_of_the_recipe() -> None:
     assert (eval_transform(data).decode, eval_transform(data).resample) == ("exact", antialias)
     area = data.model_copy(update={"eval_resample": "area"})
     assert (train_transform(area), eval_transform(area).resample) == (expected, "area")
-    assert mixing(data) == Mixing(0.2, 0.0)
+    assert mixing_of(data) == Mixing(0.2, 0.0)
     new = {"randaugment_rules": "big_vision", "vertical_flip": True, "augment3": True, "crop": "letterbox"}
     today = TrainImages(
         image_size=24,
@@ -164,7 +174,7 @@ def test_train_transform__takes_the_words_of_the_recipe() -> None:
     assert train_transform(data).area_range == (0.05, 1.0)
     scored = EvalTransform(24, method="letterbox", resample=antialias, fill=fill)
     assert eval_transform(today, (0.485, 0.456, 0.406)) == scored
-    assert mixing(today) == Mixing(random_erasing=0.25)
+    assert mixing_of(today) == Mixing(random_erasing=0.25)
 
 
 def test_open_training_images__splits_of_other_classes(tiny_data: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.checks import check_choices, fit_splits
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.write import flat
 from vitctl.system import remote
 
 CUT = {"data.train_split": "train[:80% of each class]", "data.eval_split": "train[80%: of each class]"}
@@ -43,8 +44,11 @@ def fitted(recipe: str, folder: Path, **typed: Any) -> tuple[dict[str, Any], str
         Override("data.path", str(folder), "--data"),
         *(Override(key, value) for key, value in typed.items()),
     ]
-    found = fit_splits(load_recipe(recipe, overrides))
-    return {one.key: one.value for one in found.overrides}, found.note
+    loaded, note = fit_splits(load_recipe(recipe, overrides))
+    values = flat(loaded.recipe)
+    return {
+        key: values[key] for key, origin in loaded.origins.items() if origin == "the splits of --data"
+    }, note
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from rich.markup import escape
 
 from vitctl.cli.show.console import CONSOLE, show_table
 from vitctl.errors import LaunchError
-from vitctl.launch.agent import LaunchConfig, launch_line
-from vitctl.launch.cluster import Resources
+from vitctl.launch.cluster import LaunchConfig, Resources
+from vitctl.launch.prepare_run import launch_line
 from vitctl.models.flops import count_macs, count_parameters
 from vitctl.models.roofline import GPUS, estimate, find_device
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig

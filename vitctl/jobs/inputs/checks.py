@@ -34,6 +34,7 @@ from vitctl.data.writer.intake import Originals, read_item
 from vitctl.engine.journal import CHECKPOINTS, MODEL, RUN_FILES, step_folders, tensor_files
 from vitctl.engine.schedule import (
     TASK_IMAGES,
+    check_falls,
     checked_steps,
     fit_schedule,
     lanes_of,
@@ -161,14 +162,10 @@ HELD_OUT = (
 )
 
 
-class FittedSplits(NamedTuple):
-    """Values to be set in a recipe, and a line that says why; empty where the recipe needs no change."""
-
-    overrides: list[Override]
-    note: str
+Fitted = tuple[dict[str, str], str]  # values to be set in a recipe, by key, and a line that says why
 
 
-def fit_splits(loaded: Loaded) -> FittedSplits:
+def fit_splits(loaded: Loaded) -> tuple[Loaded, str]:
     """Replace the default splits of a recipe by those that data.path has.
 
     Splits that the user named stay. The result is written into the recipe of the run, where every later job
@@ -176,6 +173,9 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
 
     Args:
         loaded: a recipe of any job.
+
+    Returns:
+        the recipe, and a line that says why it was changed; "" where it needs no change.
 
     Raises:
         DataError: data.path cannot be read; of an address, only if its server fails each attempt.
@@ -188,37 +188,38 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
         or getattr(data, "synthetic", False)
         or getattr(data, "mixture", None)
     ):
-        return FittedSplits([], "")
+        return loaded, ""
     try:
         photographs = is_photographs(data.path)
         found = list(planned_splits(data.path) if photographs else locate_splits(data.path, _ASKED_FOR))
     except DataError as error:
         if isinstance(error, GaveUpError) or not is_remote(data.path):
             raise
-        return FittedSplits([], "")  # opening the data later raises the error
-    fitting = default_splits(found)
+        return loaded, ""  # opening the data later raises the error
+    fitting, values, note = default_splits(found), dict[str, str](), ""
     if fitting is None:
-        return FittedSplits([], "")
+        return loaded, ""
     if isinstance(recipe, Evaluate | ExportRecipe):
-        fitted = _scored(loaded, data.eval_split, found, fitting)
-        if isinstance(recipe, ExportRecipe) and fitted.overrides and not _is_from_flag(loaded, _CALIBRATION):
-            fitted.overrides.append(Override(_CALIBRATION, fitting.train, _FLAG))
-        return fitted
-    if isinstance(recipe, FrozenRecipe) and not (recipe.data.datasets or Path(data.path).name in SPLITS):
-        return _both(loaded, recipe.data.train_split or TRAIN, data.eval_split or TEST, found, fitting)
-    if isinstance(recipe, Pretrain | Finetune) and data.eval_split:
-        return _both(loaded, recipe.data.train_split, data.eval_split, found, fitting)
-    return FittedSplits([], "")
+        values, note = _scored(loaded, data.eval_split, found, fitting)
+        if isinstance(recipe, ExportRecipe) and values and not _is_from_flag(loaded, _CALIBRATION):
+            values[_CALIBRATION] = fitting.train
+    elif isinstance(recipe, FrozenRecipe) and not (recipe.data.datasets or Path(data.path).name in SPLITS):
+        train, scored = recipe.data.train_split or TRAIN, data.eval_split or TEST
+        values, note = _both(loaded, train, scored, found, fitting)
+    elif isinstance(recipe, Pretrain | Finetune) and data.eval_split:
+        values, note = _both(loaded, recipe.data.train_split, data.eval_split, found, fitting)
+    overrides = [Override(key, value, _FLAG) for key, value in values.items()]
+    return (with_overrides(loaded, overrides) if overrides else loaded), note
 
 
-def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: DefaultSplits) -> FittedSplits:
+def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: DefaultSplits) -> Fitted:
     keys, recipe, note = ("data.train_split", "data.eval_split"), loaded.recipe, fitting.note
     chooses = isinstance(recipe, Pretrain | Finetune) and recipe.evaluation.select_best
     if any(_is_from_flag(loaded, key) for key in keys):
-        return FittedSplits([], "")
+        return {}, ""
     if _has(found, train) and _has(found, scored) and not (chooses and is_test(scored)):
         values = _sweep(loaded, found, fitting)
-        return FittedSplits(_overrides(values), note if values else "")
+        return values, note if values else ""
     if len(found) == 1 and found[0] in NOT_TRAINED:
         name = found[0]
         raise DataError(
@@ -231,12 +232,7 @@ def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: De
     if chooses and ROLES.get(fitting.scored) != VALIDATION:
         pair = fitting.lr_train, fitting.lr_validation
         note = f"'{pair[0]}' is trained on, '{pair[1]}' chooses the checkpoint; test images choose nothing"
-    values = dict(zip(keys, pair, strict=True)) | _sweep(loaded, found, fitting)
-    return FittedSplits(_overrides(values), note)
-
-
-def _overrides(values: Mapping[str, str]) -> list[Override]:
-    return [Override(key, value, _FLAG) for key, value in values.items()]
+    return dict(zip(keys, pair, strict=True)) | _sweep(loaded, found, fitting), note
 
 
 def _sweep(loaded: Loaded, found: list[str], fitting: DefaultSplits) -> dict[str, str]:
@@ -254,27 +250,27 @@ def _sweep(loaded: Loaded, found: list[str], fitting: DefaultSplits) -> dict[str
     return dict(zip(keys, (fitting.lr_train, fitting.lr_validation), strict=True))
 
 
-def _scored(loaded: Loaded, scored: str, found: list[str], fitting: DefaultSplits) -> FittedSplits:
+def _scored(loaded: Loaded, scored: str, found: list[str], fitting: DefaultSplits) -> Fitted:
     """Choose the split to score if there is only one: the part that fine-tuning on it would score, or all
     of it if it is not called train. A temperature is fitted to validation images where there are any.
     """
     recipe, validation = loaded.recipe, next((name for name in found if ROLES.get(name) == VALIDATION), "")
     if _is_from_flag(loaded, "data.eval_split"):
-        return FittedSplits([], "")
+        return {}, ""
     if validation and isinstance(recipe, Evaluate) and recipe.evaluation.fit_temperature:
-        override = Override("data.eval_split", validation, "the validation split of --data")
-        return FittedSplits([override], f"'{validation}' chooses the temperature; test images choose nothing")
+        note = f"'{validation}' chooses the temperature; test images choose nothing"
+        return {"data.eval_split": validation}, note
     if _has(found, scored):
-        return FittedSplits([], "")
-    (value, note) = fitting.scored, f"'{fitting.scored}' is scored"
+        return {}, ""
+    value, note = fitting.scored, f"'{fitting.scored}' is scored"
     if len(found) == 1 and not found[0].startswith(TRAIN):
-        (value, note) = found[0], f"'{found[0]}', the only split, is scored"
+        value, note = found[0], f"'{found[0]}', the only split, is scored"
     elif len(found) == 1:
         note = (
             f"no test split: scoring the held-out '{value}'; --split {found[0]} also scores the training "
             "images"
         )
-    return FittedSplits([Override("data.eval_split", value, _FLAG)], note)
+    return {"data.eval_split": value}, note
 
 
 def _has(found: list[str], expression: str) -> bool:
@@ -366,7 +362,8 @@ def check_choices(loaded: Loaded, before: Recipe | None = None) -> None:
         return
     if isinstance(recipe, Evaluate) and recipe.evaluation.fit_temperature:
         origin, split = loaded.origin("data.eval_split"), recipe.data.eval_split
-        if origin in ("default", _FLAG) or origin.startswith("evaluate.toml:") or is_test(split):
+        is_chosen = origin == _FLAG and ROLES.get(split) != VALIDATION
+        if is_chosen or origin == "default" or origin.startswith("evaluate.toml:") or is_test(split):
             raise RecipeError(
                 f"evaluation.fit_temperature (of a softmax): images that choose a temperature test it no "
                 f"longer; name with --split images that were held out of both; {HELD_OUT}"
@@ -375,14 +372,9 @@ def check_choices(loaded: Loaded, before: Recipe | None = None) -> None:
         return
     fix = "hold some training images out for it, such as"
     tried = recipe.sweep if isinstance(recipe, Finetune) and recipe.sweep.lrs else None
-    lr, schedule = min(tried.lrs if tried else [recipe.optimizer.lr]), recipe.schedule
+    check_falls(recipe)
     refuse(
         RecipeError,
-        (
-            schedule.decay in ("linear", "cosine") and schedule.end_lr > lr,
-            f"schedule.end_lr = {schedule.end_lr:g} is above the learning rate {lr:g}, which would rise to "
-            f"it; lower it, e.g. --set schedule.end_lr=0",
-        ),
         (
             recipe.evaluation.select_best and is_test(recipe.data.eval_split),
             f"evaluation.select_best: '{recipe.data.eval_split}' images that choose a checkpoint test it no "

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -47,9 +47,6 @@ from vitctl.recipe.schema import Evaluate, Finetune, FrozenRecipe, Pretrain, Pro
 from vitctl.recipe.sections import Schedule
 from vitctl.system.text import count_text, did_you_mean, nearest
 
-if TYPE_CHECKING:
-    from vitctl.engine.mixing import Mixing
-
 _PROBED_IMAGES, _LEAST_CHUNKS, _LEAST_CHUNK = 1024, 8, 16
 _LEAST_ENTROPY = 0.8  # relative to a random draw; shuffled shards stay within a few hundredths of 1
 _GIB = 2**30
@@ -88,14 +85,12 @@ def open_train(data: TrainImages, scratch: Path | None, *, counted_only: bool = 
     """
     places = [data.model_copy(update={"path": part.path, "dataset": ""}) for part in data.mixture] or [data]
     split = data.train_split
-    sources = [open_recipe_split(place, split, scratch, counted_only=counted_only) for place in places]
-    sources = [_subset(data, source) for source in sources]
+    sources = []
+    for place in places:
+        source = open_recipe_split(place, split, scratch, counted_only=counted_only)
+        size = subset_size(data, len(source))
+        sources.append(source if size == len(source) else random_subset(source, size, data.subset_seed))
     return concat(sources) if data.mixture else sources[0]
-
-
-def _subset(data: TrainImages, source: Source) -> Source:
-    size = subset_size(data, len(source))
-    return source if size == len(source) else random_subset(source, size, data.subset_seed)
 
 
 def subset_size(data: TrainImages, num_images: int) -> int:
@@ -436,13 +431,6 @@ def train_transform(data: TrainImages, mean: Sequence[float] = HALF) -> TrainTra
         area_range=data.crop_scale if is_resized else TrainTransform.area_range,
         aspect_range=data.crop_ratio if is_resized else TrainTransform.aspect_range,
     )
-
-
-def mixing(data: TrainImages) -> "Mixing":
-    """Return how batches are blended and erased, from a recipe's [data]."""
-    from vitctl.engine.mixing import Mixing
-
-    return Mixing(data.mixup_alpha, data.cutmix_alpha, data.random_erasing)
 
 
 def eval_transform(data: TrainImages, mean: Sequence[float] = HALF) -> EvalTransform:
