@@ -233,7 +233,7 @@ def _run(link: str, run: RunRecords, page: _Page) -> dict[str, Any]:
         "state": run.status if run.status in ("done", "failed") else "other",
         "error": run.result.error if run.result else "",
         "warnings": warnings(run),
-        "tiles": tiles(run),
+        "tiles": tiles(run.job, run.metrics, run.provenance, run.records),
         "parts": {title: blocks for title, blocks in parts.items() if blocks},
         "unseen": unseen,
         "is_full": is_full,

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.engine.journal import RESULT
-from vitctl.engine.metrics import METRICS, OF_LABEL_SETS, interval_text, verdict
+from vitctl.engine.metrics import METRICS, verdict
 from vitctl.recipe.known import known_in_words
 from vitctl.system.screen import VIEW, raise_output_error
-from vitctl.system.text import count_text, rate_text, share_text
+from vitctl.system.text import rate_text, share_text
 
 _OVERTAKEN_SECONDS = 5.0
 _SILENT_SECONDS = 30.0  # without a terminal: longest time between two lines of a running training
@@ -231,57 +231,22 @@ def _deciding(numbers: Mapping[str, Any]) -> str:
 
 def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
     """Print the result of a job: its numbers, its files, and the path of result.json."""
-    from vitctl.report.result_tables import result_tables
+    from vitctl.report.result_tables import result_tables, tiles
 
-    job, metrics = result["job"], result["metrics"]
-    for table in result_tables(job, metrics, result["provenance"]):
+    job, metrics, used = result["job"], result["metrics"], result["provenance"]
+    for table in result_tables(job, metrics, used):
         show_table(table["header"], table["rows"], title=table["note"])
-    if job in ("pretrain", "finetune") and "accuracy" in metrics:
-        _show_accuracy(result, metrics)
-    _print_baselines(metrics)
-    for kind, path in result.get("files", {}).items():
-        say(f"{kind}: {path}")
-    say(f"result: {run_dir / RESULT}")
-
-
-def _show_accuracy(result: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
-    """Print the accuracy of a training, of the best checkpoint or the mean over seeds."""
-    if "by_seed" in metrics:
-        seeds, images = count_text(len(metrics["by_seed"]), "seed"), count_text(metrics["total"], "image")
-        about = f"mean of {seeds}, {images} each"
-        say(f"accuracy {metrics['accuracy']:.2%} ± {metrics['std']:.2%} ({about}){_deciding(metrics)}")
-    else:
-        counts = f"{metrics['correct']:,} of {metrics['total']:,}"
-        interval = interval_text(metrics.get("accuracy_interval"))
-        shown = f"  95 % interval {interval}" if interval else ""
-        say(f"accuracy {metrics['accuracy']:.2%} ({counts}){shown}{_deciding(metrics)}")
+    if rows := tiles(job, metrics, used):
+        show_table(("", "", ""), rows, left=None)
     if "last" in metrics:
-        last, step = metrics["last"], result["provenance"]["weights_step"]
+        last = metrics["last"]
         numbers = f"{last['accuracy']:.2%}{_deciding(last)}"
-        say(f"of the best checkpoint, step {step}; the last, step {last['step']}: {numbers}")
+        say(f"of the best checkpoint, step {used['weights_step']}; the last, step {last['step']}: {numbers}")
     if "stopped_early" in metrics:
         stop = metrics["stopped_early"]
         say(f"stopped early at step {stop['step']:,} of {stop['total_steps']:,}: scores got no better")
-
-
-def _print_baselines(metrics: Mapping[str, Any]) -> None:
-    """Print the baselines of an accuracy, and a warning if it is no better than a constant prediction."""
-    if "majority_class" not in metrics:
-        return
-    majority, mean = metrics["majority_class"], metrics.get("mean_per_class")
-    shown = mean is None or metrics.get("metric") == "mean_per_class"  # beside the accuracy
-    per_class = "" if shown else f"{METRICS['mean_per_class']} {mean:.2%}"
-    if interval := interval_text(metrics.get("mean_per_class_interval")):
-        per_class = f"{METRICS['mean_per_class']} {mean:.2%} ({interval})"
-    per_class += ", " if per_class else ""
-    if "map" in metrics:
-        say(f"  {', '.join(f'{one.words} {metrics[key]:.2%}' for key, one in OF_LABEL_SETS.items())}")
-    say(f"  {per_class}majority class alone {majority:.2%}, chance {metrics['chance']:.2%}")
-    if "ece" in metrics:
-        say(
-            "  calibration error {ece:.2%}, negative log likelihood {nll:.4f}, Brier {brier:.4f}".format(
-                **metrics
-            )
-        )
     if warning := verdict(metrics):
         CONSOLE.print(f"warning: {warning}", style="bold yellow", soft_wrap=True)
+    for kind, path in result.get("files", {}).items():
+        say(f"{kind}: {path}")
+    say(f"result: {run_dir / RESULT}")
