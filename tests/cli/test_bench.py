@@ -122,7 +122,7 @@ def test_target__a_folder_is_refused_before_anything_is_measured(vitctl: Vitctl)
 
 
 @pytest.mark.slow
-def test_files__are_written_before_anything_is_printed(
+def test_files__are_written_though_nothing_can_be_printed(
     vitctl: Vitctl, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that closes the pipe, as `| head -1` does, ends the command at its first line."""

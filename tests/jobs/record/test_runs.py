@@ -164,14 +164,14 @@ def test_newest__of_any_training_to_score_and_of_pretraining_to_start_from(tmp_p
     old = finished(tmp_path, "old", 1)
     tuned = finished(tmp_path, "tuned", 2, "finetune", accuracy=0.431)
     finished(tmp_path, "scored", 3, "evaluate", accuracy=0.431)
-    assert {newest_run(job, tmp_path).folder for job in ("evaluate", "export")} == {tuned}
-    assert {newest_run(job, tmp_path).folder for job in ("finetune", "fewshot", "vtab")} == {old}
-    said = newest_run("evaluate", tmp_path).text
+    assert {newest_run(job, tmp_path)[0] for job in ("evaluate", "export")} == {tuned}
+    assert {newest_run(job, tmp_path)[0] for job in ("finetune", "fewshot", "vtab")} == {old}
+    said = newest_run("evaluate", tmp_path)[1]
     assert said.startswith(
         f"no --from: using the newest finished training run, {tuned} (finetune, recipe smoke, finished 2001-"
     )
     assert said.endswith("accuracy 43.10%)")
-    assert "not scored" in newest_run("vtab", tmp_path).text
+    assert "not scored" in newest_run("vtab", tmp_path)[1]
 
 
 def test_newest__names_quickstarts_pretraining_only_if_it_is_finished(

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
@@ -628,20 +628,16 @@ def start_weights(job: str) -> str:
     return f"gs://vit_models/imagenet21k{'+imagenet2012' * (job in _TAKES_ANY)}/ViT-B_16.npz"
 
 
-class NewestRun(NamedTuple):
-    """The finished run that is used because none was named; `text` says so in one line."""
-
-    folder: Path
-    text: str
-
-
-def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
+def newest_run(job: str, runs: Path = RUNS) -> tuple[Path, str]:
     """Return the newest finished run whose weights a job can use: any training to score or export, else a
     pre-training.
 
     Args:
         job: that uses them.
         runs: folder of run folders; deeper folders, and runs that were stopped or failed, are not used.
+
+    Returns:
+        its folder, and a line that says which one it is.
 
     Raises:
         CheckpointError: there is none.
@@ -668,7 +664,7 @@ def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
         f"recipe {written_name(folder / RECIPE) or 'unknown'}, "
         f"finished {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))}, {scored})"
     )
-    return NewestRun(folder, text)
+    return folder, text
 
 
 def weights_place(source: str, which: str, job: str, runs: Path = RUNS) -> tuple[Path | str, str]:
