@@ -316,13 +316,15 @@ def _recorded(result: RunResult) -> dict[str, Any]:
 
 def _facts(result: RunResult, facts: Sequence[Fact] = FACTS) -> list[Fact]:
     """Return the facts that a result of this kind should record."""
-    kind = _CLASSIFIER if _is_of_classifier(result) else result.job
-    return [fact for fact in facts if kind in fact.jobs]
+    return [fact for fact in facts if _kind(result) in fact.jobs]
 
 
 def _reasons(name: Path, first: RunResult, other: RunResult) -> list[str]:
     """Return why a result must not be compared with the first one, whose folder is `name`."""
-    kinds = [_kind(result) for result in (first, other)]
+    kinds = [
+        "scores a classifier" if _kind(result) == _CLASSIFIER else f"is of the job {result.job}"
+        for result in (first, other)
+    ]
     reasons = [] if kinds[0] == kinds[1] else [f"{kinds[1]}, but {name} {kinds[0]}"]
     one, two = _recorded(first), _recorded(other)
     some = [fact for fact in _facts(first, _SOMETIMES) if fact.key in one and fact.key in two]
@@ -353,13 +355,9 @@ def _odd_tasks(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _is_of_classifier(result: RunResult) -> bool:
-    """Return whether a result is a classifier's accuracy, which may be compared however it was trained."""
-    return result.job in ("evaluate", "finetune", "pretrain")
-
-
 def _kind(result: RunResult) -> str:
-    return "scores a classifier" if _is_of_classifier(result) else f"is of the job {result.job}"
+    """Classifiers may be compared however they were trained."""
+    return _CLASSIFIER if result.job in ("evaluate", "finetune", "pretrain") else result.job
 
 
 def _differences(

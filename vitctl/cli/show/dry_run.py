@@ -150,7 +150,8 @@ def _show_training(
     if plan.fitting_micro_batch:
         return loaded, ""
     then = f"; set {ways[0][0].removeprefix('--set ')}" if ways else "; choose a smaller model"
-    return loaded, f"no micro-batch fits {_size_of(plan)} ({bytes_text(plan.memory_bytes)} per process){then}"
+    room, each = f"{GPUS[plan.device].memory} GiB", bytes_text(plan.memory_bytes)
+    return loaded, f"no micro-batch fits {room} ({each} per process){then}"
 
 
 def _training_rows(plan: "TrainingPlan", gpu: str | None) -> Iterator[tuple[str, str]]:
@@ -215,10 +216,6 @@ def _expected(plan: "TrainingPlan", devices: Sequence[str]) -> str:
         f"{count_text(fitting, 'image')}, bf16, {'' if step.compiled else 'not '}compiled (machine.compile); "
         "not measured"
     )
-
-
-def _size_of(plan: "TrainingPlan") -> str:
-    return f"{GPUS[plan.device].memory} GiB"
 
 
 def _host(plan: "TrainingPlan", nodes: int) -> str:
@@ -306,9 +303,9 @@ def _fit(plan: "TrainingPlan") -> str:
     if not plan.device:
         return ""
     return (
-        f": does not fit {_size_of(plan)} ({1 - USABLE_SHARE:.0%} kept free)"
+        f": does not fit {GPUS[plan.device].memory} GiB ({1 - USABLE_SHARE:.0%} kept free)"
         if plan.ways or not plan.fitting_micro_batch
-        else f": fits {_size_of(plan)}"
+        else f": fits {GPUS[plan.device].memory} GiB"
     )
 
 

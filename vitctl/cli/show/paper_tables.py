@@ -159,13 +159,12 @@ _OPTIONAL = ("paper", "TPU-days")  # costs that the paper gives for some tables
 
 
 def _costs(row: ResultRow) -> dict[str, str]:
-    steps = row.cost.steps
     return {
-        "steps": f"{steps:,}" if CONSOLE.width >= WIDE else f"{steps / 1000:,.0f}k",
-        "EFLOPs": cost_text(row.cost.exaflops),
+        "steps": f"{row.steps:,}" if CONSOLE.width >= WIDE else f"{row.steps / 1000:,.0f}k",
+        "EFLOPs": cost_text(row.exaflops),
         "paper": cost_text(row.paper_exaflops),
         "TPU-days": cost_text(row.paper_core_days),
-        "GPU-days": cost_text(row.cost.gpu_days),
+        "GPU-days": cost_text(row.gpu_days),
     }
 
 
