@@ -273,7 +273,7 @@ def _answer_parts(run: RunRecords, page: _Page) -> dict[str, list[Block]]:
     except VitctlError as error:
         counts, note = Counts(), f"{note} {error}."
     total = counts.total()
-    if answers is not None and total not in (0, len(answers.labels)):
+    if answers is not None and total not in (0, len(answers.rows)):
         note += f" The tables of classes count all {total:,} images of the evaluation."
     classes = [paragraph(note, "note")]
     if counts:
