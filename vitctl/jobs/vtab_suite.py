@@ -341,8 +341,7 @@ def vtab(
     text = f"{count_text(len(tasks), 'task')}, {count_text(len(recipe.vtab.seeds), 'seed')} each"
     text += "" if recipe.vtab.light else f"; {rates_in_words(recipe, context.rates)}"
     found.log(journal, random_in_words(recipe.weights, recipe.seed), text)
-    for text in unseen_pixels(found.weights.config, recipe.data.image_size):
-        journal.write("warning", step=0, text=text)
+    journal.say("warning", *unseen_pixels(found.weights.config, recipe.data.image_size))
 
     chosen, swept = (None, []) if recipe.vtab.light else _best_setting(context, data)
     scores: dict[str, list[Score]] = {}
