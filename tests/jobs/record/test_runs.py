@@ -172,16 +172,3 @@ def test_newest__of_any_training_to_score_and_of_pretraining_to_start_from(tmp_p
     )
     assert said.endswith("accuracy 43.10%)")
     assert "not scored" in newest_run("vtab", tmp_path)[1]
-
-
-def test_newest__names_quickstarts_pretraining_only_if_it_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "quickstart" / "pretrain" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(CheckpointError) as unfinished:
-        newest_run("finetune")
-    assert "left some here" not in str(unfinished.value)
-    (tmp_path / "quickstart" / "pretrain" / "result.json").write_text('{"job": "pretrain", "status": "done"}')
-    with pytest.raises(CheckpointError, match="left some here: --from quickstart/pretrain"):
-        newest_run("finetune")

@@ -131,7 +131,7 @@ def _show_training(
     rows = [
         *_training_rows(plan, gpu),
         *(
-            ("to fit" if n == 0 else "or", f"{way} ({bytes_text(size)}{_machines(way, nodes)})")
+            ("to fit" if n == 0 else "or", f"{way} ({bytes_text(size)})")
             for n, (way, size) in enumerate(ways)
         ),
         ("checkpoint", f"{bytes_text(plan.checkpoint_bytes)}, at most {bytes_text(plan.disk_bytes)} on disk"),
@@ -176,12 +176,6 @@ def _training_rows(plan: "TrainingPlan", gpu: str | None) -> Iterator[tuple[str,
     yield "memory", f"{bytes_text(plan.memory_bytes)} per process{_fit(plan)}{assumed}"
     if gpu:
         yield "largest batch", f"{count_text(plan.largest_batch, 'image')} at a time"
-
-
-def _machines(way: str, nodes: int) -> str:
-    """Say that one machine seldom has so many GPUs."""
-    found = re.search("--processes ([0-9]+)", way)
-    return "; on several machines: --nodes" if found and int(found[1]) > 8 * nodes else ""
 
 
 def _in_job(way: str, batch: Resources | None) -> str:

@@ -236,11 +236,7 @@ def show_model(r: Mapping[str, Any]) -> None:
     show_table(("", ""), _model_rows(r), left=None, title=f"bench model: {r['recipe']}")
     CONSOLE.print()
     show_split(r["split"], r["batch_size"], r["seconds"])
-    if r["data"] == "noise":
-        say("data: not measured with noise images; `vitctl bench data` measures a loader")
-    if r["processes"] == 1:
-        say("communication: none, one process")
-    elif "communication" not in r["split"]:
+    if r["processes"] > 1 and "communication" not in r["split"]:
         say("communication: part of backward here, where it cannot be left out")
     _say_notes(r)
 

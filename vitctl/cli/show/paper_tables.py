@@ -31,7 +31,6 @@ _SETTINGS_TITLES = {
     "3": "Table 3: pre-training, as the recipes have it",
     "4": "Table 4: fine-tuning, as the recipes have it",
 }
-_SHOWN_RUNS = 8
 
 
 def show_paper_tables(
@@ -99,10 +98,8 @@ def _show_runs(ours: OurResults, runs: Path) -> None:
         f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/; ± is "
         f"the deviation over seeds, ours of the population; the paper does not say which."
     )
-    for run in ours.left_out[:_SHOWN_RUNS]:
+    for run in ours.left_out:
         say(f"left out: {run.run} ({run.recipe}): {run.reason}")
-    if (more := len(ours.left_out) - _SHOWN_RUNS) > 0:
-        say(f"left out: {more} more")
 
 
 def _show_tasks(number: str, ours: OurResults) -> None:

@@ -321,8 +321,6 @@ _INSTEAD = {
     "--weights model",
     MODEL: "the checkpoint was copied in part; copy it again, or use another one with --weights STEP",
 }
-_QUICKSTART = Path("quickstart/pretrain")
-_QUICKSTARTED = f"; `vitctl quickstart` left some here: --from {_QUICKSTART}"
 
 
 @dataclass(frozen=True)
@@ -650,10 +648,8 @@ def newest_run(job: str, runs: Path = RUNS) -> tuple[Path, str]:
     ]
     wanted = "training" if jobs == TRAINING else "pre-training"
     if not done:
-        quick = read_result(_QUICKSTART)
         raise CheckpointError(
-            f"no finished {wanted} run under "
-            f"{runs.resolve()}{_QUICKSTARTED * (quick is not None and quick.status == 'done')}; "
+            f"no finished {wanted} run under {runs.resolve()}; "
             f"give weights with --from, for example the published --from {start_weights(job)}"
         )
     when, folder, result = max(done, key=lambda one: one[:2])
