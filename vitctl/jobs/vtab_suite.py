@@ -266,17 +266,13 @@ def score_features(context: SuiteContext, data: TaskData) -> Score:
         )
         y800, y200 = (torch.from_numpy(source.labels()) for source in (data.train800, data.val200))
         fit = partial(fit_and_score, num_classes=data.task.num_classes)
-        tried = [_correct(fit(x800, y800, x200, l2=l2), data.val200) for l2 in L2S]
+        tried = [_score(fit(x800, y800, x200, l2=l2), data.val200).correct for l2 in L2S]
         l2 = L2S[tried.index(max(tried))]
         scores = fit(torch.cat([x800, x200]), torch.cat([y800, y200]), x_test, l2=l2)
         return _score(scores, data.test), {"l2": l2}
 
     must_match = score_identity(context, context.recipe, data, "train", "test")
     return read_or_train(folder, context.run.runtime, must_match, make, job=JOB)
-
-
-def _correct(scores: Tensor, source: Source) -> int:
-    return int((scores.argmax(dim=1).numpy() == source.labels()).sum())
 
 
 def _score(scores: Tensor, source: Source) -> Score:

@@ -335,9 +335,14 @@ def _reasons(name: Path, first: RunResult, other: RunResult) -> list[str]:
         if fact.rule == "agree" and not _agree(fact.key, *values):
             shown = [_short(value) for value in values]
             reasons.append(f"{fact.key} is {shown[0]}, but {shown[1]} in {name}: {fact.reason}")
-    if one.get("tasks") != two.get("tasks"):
-        odd = _odd_tasks(one.get("tasks") or {}, two.get("tasks") or {})
-        reasons += [f"other data or splits in the tasks {', '.join(odd)}"] if odd else []
+    tasks = one.get("tasks") or {}, two.get("tasks") or {}
+    odd = [
+        name
+        for name in sorted({*tasks[0], *tasks[1]})
+        if any(tasks[0].get(name, {}).get(key) != tasks[1].get(name, {}).get(key) for key in _TASK_KEYS)
+    ]
+    if odd:
+        reasons.append(f"other data or splits in the tasks {', '.join(odd)}")
     return reasons
 
 
@@ -345,14 +350,6 @@ def _agree(key: str, one: Any, other: Any) -> bool:
     if key == "eval_share" and NOT_RECORDED not in (one, other):
         return bool(abs(one - other) < _CROP_TOLERANCE)
     return bool(one == other)
-
-
-def _odd_tasks(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
-    return [
-        name
-        for name in sorted({*one, *two})
-        if any((one.get(name) or {}).get(key) != (two.get(name) or {}).get(key) for key in _TASK_KEYS)
-    ]
 
 
 def _kind(result: RunResult) -> str:
@@ -417,8 +414,6 @@ def _entry_rows(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
 def _flat(metrics: Mapping[str, Any]) -> dict[str, float | str]:
     numbers: dict[str, float | str] = {}
     for path, value in leaves({key: value for key, value in metrics.items() if key != "paper"}):
-        if isinstance(value, int) and abs(value) >= 2**63:  # not comparable
-            continue
         name, last = " ".join(path), path[-1]
         if isinstance(value, int | float) and not isinstance(value, bool) and last not in _INTEGERS:
             numbers[name] = _short(value) if last in _SETTINGS else value

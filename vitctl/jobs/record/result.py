@@ -407,11 +407,6 @@ def choose_weights(
         raise CheckpointError(f"{place}: --weights {error}") from None
     if (place / RECIPE).is_file() and not (place / CHECKPOINTS).is_dir():
         if not (place / tensors_file(MODEL)).is_file():  # the classifier of `probe`
-            match _fields_of(place / RECIPE):
-                case {"probe": {"method": "knn"}}:
-                    raise CheckpointError(
-                        f"{place}: a k-NN probe keeps no classifier; probe with --method logistic or linear"
-                    )
             graph = next(place.glob("*.onnx"), None)
             instead = f"or its graph, --from {graph}" if graph else "with --from"
             raise CheckpointError(f"{place}: has no checkpoints; give a trained run {instead}")
