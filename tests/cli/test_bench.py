@@ -30,7 +30,6 @@ def test_model__prints_the_split_and_writes_the_numbers(vitctl: Vitctl, tiny_dat
     assert (numbers["recipe"], numbers["seconds_asked"], numbers["set"]) == (str(TINY), 1.0, [])
     for part in ("data", "forward", "backward", "optimizer", "log"):
         assert any(line.startswith(part) for line in said.out.splitlines()), part
-    assert "communication: none, one process" in said.out
     assert not Path("runs").exists()
 
 
@@ -122,7 +121,7 @@ def test_target__a_folder_is_refused_before_anything_is_measured(vitctl: Vitctl)
 
 
 @pytest.mark.slow
-def test_files__are_written_before_anything_is_printed(
+def test_files__are_written_though_nothing_can_be_printed(
     vitctl: Vitctl, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that closes the pipe, as `| head -1` does, ends the command at its first line."""
@@ -234,4 +233,3 @@ def test_processes__communication_is_a_part_of_the_step(tiny_data: Path, tmp_pat
     assert numbers["split"]["communication"] >= 0
     assert sum(numbers["split"].values()) == pytest.approx(numbers["seconds"])
     assert numbers["largest_micro_batch"] is None
-    assert "communication: none" not in done.stdout

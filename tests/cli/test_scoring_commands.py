@@ -137,7 +137,7 @@ def test_finetune__the_sweep_in_one_command(
     taken = [row.split()[0] for row in table[1:5] if row.endswith("chosen")]
     swept = result(tmp_path / "swept")
     assert taken == [f"{swept['provenance']['lr']:g}"]
-    assert table[5].startswith("accuracy ") and "of 23)" in table[5]
+    assert table[5].startswith("accuracy ") and "of 23 images" in table[5]
     for flags in (("--lr", taken[0]), ("--set", "sweep.lrs=[]", "--set", f"optimizer.lr={taken[0]}")):
         said = vitctl(*line, *flags, "--out", flags[0])
         assert (said.code, said.err) == (0, "")

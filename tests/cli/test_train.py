@@ -41,7 +41,7 @@ def test_pretrain__plain_lines_a_result_and_again(vitctl: Vitctl, tiny_data: Pat
     assert [text.split()[1] for text in lines if text.startswith("step") and "loss" in text] == ["3/6", "6/6"]
     for word in ("lr ", "loss ", "images/s", "data-wait ", "left "):
         assert word in lines[3]
-    assert any(text.startswith("accuracy ") and "of 23)" in text for text in lines)
+    assert any(text.startswith("accuracy ") and "of 23 images" in text for text in lines)
     assert lines[-1] == f"result: {FOLDER}/result.json"
     assert "\x1b" not in said.out
     again = vitctl(*line)
@@ -145,7 +145,7 @@ def test_dry_run__the_plan_is_on_the_first_screen_and_defaults_are_asked_for(
         "4,158 exaFLOPs (4,259 exaFLOPs with all tokens in the",
         "100.5 days on 1 H100 at 48%",
         "does not fit 79.1 GiB (10% kept free)",
-        "--processes 32 (56.6 GiB; on several machines: --nodes)",
+        "--processes 32 (56.6 GiB)",
     ):
         assert text in screen
     assert "TiB per process" in screen

@@ -120,7 +120,7 @@ def test_screen__of_any_fields(tmp_path: Path, is_terminal: bool) -> None:
     for kind, fields in _SHOWN.items():
         for field, value in product(fields, [*VALUES, 10**400]):
             screen.report_foreign({"kind": kind, **WHOLE, **fields, field: value})
-            console.print(screen.view())
+            console.print(screen.view.get_renderable())
 
 
 @pytest.mark.parametrize("every", EVERY)

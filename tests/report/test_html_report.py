@@ -109,18 +109,15 @@ def test_page__its_predictions_are_those_of_evaluate(trained: Path, tiny_data: P
         "evaluate", tmp_path / "scored", **{"weights.source": str(trained), "data.path": str(tiny_data)}
     )
     found = answer_split(read_run(trained, "a"), None)
-    assert int((found.best[:, 0] == found.labels).sum()) == result["metrics"]["correct"]
-    assert len(found.whole) == result["metrics"]["total"] == len(found.best)
-    assert np.all(np.diff(found.shares, axis=1) <= 0)
+    assert sum(row["is_right"] for row in found.rows) == result["metrics"]["correct"]
+    assert len(found.source) == result["metrics"]["total"] == len(found.rows)
+    assert all(np.all(np.diff([share for _, share in row["best"]]) <= 0) for row in found.rows)
     lines = (tmp_path / "scored" / "confusion.csv").read_text().splitlines()[1:]
-    names = found.source.class_names
-    pairs = sorted(
-        (int(own), int(answer)) for own, answer in zip(found.labels, found.best[:, 0], strict=True)
-    )
-    expected = sorted({(names[a], names[b], pairs.count((a, b))) for a, b in pairs})
+    pairs = [(row["truth"], row["answer"]) for row in found.rows]
+    expected = sorted((own, answer, pairs.count((own, answer))) for own, answer in set(pairs))
     assert sorted((own, answer, int(n)) for own, answer, n in (line.split(",") for line in lines)) == expected
     few = answer_split(read_run(trained, "a"), 5)
-    assert few.labels.tolist() == found.labels[[n * 23 // 5 for n in range(5)]].tolist()
+    assert few.rows == [found.rows[n * 23 // 5] for n in range(5)]
     assert "5 of the 23 images" in few.remark
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.report.conftest import finished
 from vitctl.data.datasets.catalog import known_size
 from vitctl.data.datasets.vtab import VTAB
-from vitctl.engine.journal import LOG, write_run_json
+from vitctl.engine.journal import write_run_json
 from vitctl.recipe.paper import RESULTS
 from vitctl.report.our_results import OurResults, Pretraining, experiments_for, our_results
 
@@ -160,17 +160,6 @@ def test_real__is_the_score_of_the_fine_tuned_network_at_that_resolution(tmp_pat
     assert experiments_for("2", "jft_h14", "ReaL") == ("real of finetune_imagenet_518",)
 
 
-def test_real__of_a_recipe_with_averaging_is_that_of_the_average(tmp_path: Path) -> None:
-    pretrained(tmp_path)
-    finished(
-        tmp_path, "in", "finetune_imagenet_512", {"accuracy": 0.8}, from_sha256="b32", weights_sha256="last"
-    )
-    finished(tmp_path, "real", "evaluate", {"real": {"accuracy": 0.85}}, REAL_SCORE, weights_sha256="last")
-    ours = our_results(tmp_path)
-    assert list(ours.accuracies) == [(B32, "finetune_imagenet_512")]
-    assert reasons(ours) == {"real": "of in it takes step 500, should be the average of step 500"}
-
-
 def test_figure_4__subsets_are_cells_of_their_own_in_a_sweep_too(tmp_path: Path) -> None:
     sweep = tmp_path / "fig4"
     for images in (9_000_000, 0, 5_000_000):
@@ -188,19 +177,6 @@ def test_figure_4__subsets_are_cells_of_their_own_in_a_sweep_too(tmp_path: Path)
         (Pretraining("fig4_b32", 0), "5-shot"): (50.0, 50.0),
     }
     assert reasons(ours)["fig4/b32_5000000"] == "data.subset_images is 5000000, in the recipe 0"
-
-
-def test_figure_4__counts_the_best_checkpoint_not_the_last(tmp_path: Path) -> None:
-    folder = pretrained(tmp_path, "fig4_b32", "last")
-    scores = [
-        f'{{"kind": "evaluate", "step": {step}, "accuracy": {a}}}\n' for step, a in ((400, 0.5), (500, 0.4))
-    ]
-    (folder / LOG).write_text("".join(scores))
-    used = {"from_sha256": "last", "num_train": 65_000}
-    finished(tmp_path, "shots", "fewshot", {"by_seed": {"5": [0.5]}}, {"data.dataset": "imagenet"}, **used)
-    assert reasons(our_results(tmp_path)) == {"shots": "of pre_last it takes step 500, should be step 400"}
-    (folder / LOG).write_text("".join(reversed(scores)).replace("0.4", "0.6"))
-    assert our_results(tmp_path).accuracies == {(Pretraining("fig4_b32"), "5-shot"): (50.0,)}
 
 
 def vtab_metrics(**changes: Any) -> dict[str, Any]:

@@ -83,9 +83,11 @@ def test_real_runs__fill_the_cell_of_their_experiment_and_no_other(shrunk: Path)
     do("finetune_pets", shrunk / "half", **CPU, **half)
     scratch = {"weights.source": str(kept), "weights.initialise": "random", "seed": 2}
     do("finetune_pets", shrunk / "scratch", **CPU, **scratch)
+    other = next(path for path in sorted(kept.parent.iterdir()) if path != kept)
+    do("finetune_pets", shrunk / "other", **CPU, **{"weights.source": str(other), "seed": 3})
     ours = our_results(shrunk)
     assert ours.accuracies == {(Pretraining("jft_b32"), "finetune_pets"): tuple(accuracies)}
-    assert {one.run for one in ours.left_out} == {"half", "scratch"}
+    assert {one.run for one in ours.left_out} == {"half", "scratch", "other"}
     row = next(row for row in result_rows("6", ("Pets",), ours, Gpu("H100", 0.4)) if row.recipe == "jft_b32")
     (cell,) = row.accuracies
     assert cell.ours is not None

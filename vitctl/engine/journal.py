@@ -386,6 +386,11 @@ class Journal:
             self.append(self.path, record)
             self.report(record)
 
+    def say(self, kind: str, *texts: str) -> None:
+        """A record of `kind` before the first step for each text that is not empty."""
+        for text in filter(None, texts):
+            self.write(kind, step=0, text=text)
+
     def watch(self, batches: Iterable[B], what: str, num_images: int, num_processes: int) -> Iterator[B]:
         """Yield the same batches, with a progress record every few seconds.
 

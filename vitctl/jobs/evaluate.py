@@ -369,8 +369,8 @@ def evaluate(
     if not found.weights.has_head:
         raise no_head(found.path)
     rule, thresholds, cautions = check_evaluation(recipe, found, source)
-    if not recipe.evaluation.fit_temperature and (warning := _trained_warning(found, source)):
-        cautions.append(warning)
+    if not recipe.evaluation.fit_temperature:
+        cautions.append(_trained_warning(found, source))
     run = start_run(recipe, run_dir, report, stop, source)
     runtime, journal = run.runtime, run.journal
     check_found(runtime, found, [source])
@@ -382,8 +382,7 @@ def evaluate(
     temperature = 1.0 if recipe.evaluation.fit_temperature else meta.get("temperature") or 1.0
     used = f"temperature {temperature:.4g}" if temperature != 1 else ""
     found.log(journal, used, str(transform))
-    for text in (*unseen_pixels(model.config), *cautions):
-        journal.write("warning", step=0, text=text)
+    journal.say("warning", *unseen_pixels(model.config), *cautions)
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
     kernel = choose_attention(model, recipe.machine, runtime)
@@ -474,7 +473,7 @@ def _answered(
         text = f"{_CALIBRATED}; score other images for an independent number"
     except DataError as error:  # the accuracy does not depend on it
         text = f"{error}; no temperature was written, it stays {temperature:.4g}"
-    journal.write("warning", step=0, text=text)
+    journal.say("warning", text)
     every = columns(scores, answers.long(), torch.arange(len(scores)), temperature=temperature)
     return torch.cat([answers, every], dim=1).numpy(), fitted
 

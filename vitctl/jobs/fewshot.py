@@ -167,8 +167,7 @@ def open_frozen(
     model, transform = _frozen(found, recipe, runtime)
     choose_attention(model, recipe.machine, runtime)
     found.log(journal, random_in_words(recipe.weights, recipe.seed), f"frozen, {transform}")
-    for text in unseen_pixels(found.weights.config, transform.image_size):
-        journal.write("warning", step=0, text=text)
+    journal.say("warning", *unseen_pixels(found.weights.config, transform.image_size))
     look, digest = ImagePass(run, recipe, transform, found.weights.meta), weights_digest(model.state_dict())
     folder = Path(recipe.classifier.cache) if recipe.classifier.cache else run_dir.parent / FEATURES
     limit = int(recipe.classifier.cache_gib * 2**30)

@@ -22,11 +22,9 @@ from vitctl.jobs.inputs.checks import check_kept_head
 from vitctl.jobs.inputs.data import (
     Inputs,
     at_size,
-    corrected,
-    group_notes,
     open_inputs,
     open_training_images,
-    sampling_notes,
+    training_notes,
 )
 from vitctl.jobs.inputs.weights import FoundWeights, checked_by_one, transferred_model, weights_of
 from vitctl.jobs.lr_sweep import SEEDS, Trial, best, broadcast_score, run_trials
@@ -102,11 +100,7 @@ def finetune(
     recipe = fitted_recipe(recipe, len(train_on))
     run = start_run(recipe, run_dir, report, stop, score_on, train_on, act=act)
     found = checked_by_one(found, run.runtime)
-    uneven = corrected(recipe, train_on)
-    groups = group_notes(data, {data.train_split: train_on, data.eval_split: score_on})
-    for text in (*groups, *sampling_notes(data, train_on), *([uneven.note] if uneven else ())):
-        run.journal.write("data", step=0, text=text)
-
+    run.journal.say("data", *training_notes(recipe, data, train_on, score_on))
     if inputs.tried and score_on and (count := shared_samples(score_on, inputs.tried[1])):
         text = f"{count:,} of the {len(score_on):,} scored images choose the learning rate"
         run.journal.write("warning", step=0, text=f"{text}: the score looks better than that of new images")
@@ -154,15 +148,16 @@ def _warn_of_duplicates(data: TrainImages, run: RunContext, train_on: Source, sc
         return
     total = sum(map(len, sides.values()))
     if total > _MOST_COMPARED:
-        text = f"no look for near-duplicates among {total:,} images; `vitctl data dedup` finds them"
-        run.journal.write("data", step=0, text=text)
+        run.journal.say(
+            "data", f"no look for near-duplicates among {total:,} images; `vitctl data dedup` finds them"
+        )
         return
     until, workers = time.monotonic() + _COMPARING_SECONDS, default_workers() if total > _ENOUGH else 0
     try:
         compared = compare_within(sides, max_bits=NEAR_BITS, workers=workers, until=until)
         write_matches(compared, file)
     except (DataError, OSError) as error:  # a look is not worth a training
-        run.journal.write("data", step=0, text=f"near-duplicates could not be looked for: {error}")
+        run.journal.say("data", f"near-duplicates could not be looked for: {error}")
         return
     lines = [describe(found) for found in compared if found.matches]
     if time.monotonic() > until:
@@ -170,7 +165,7 @@ def _warn_of_duplicates(data: TrainImages, run: RunContext, train_on: Source, sc
             f"not all images were compared within {_COMPARING_SECONDS:g} s; `vitctl data dedup` does"
         )
     if lines:
-        run.journal.write("warning", step=0, text="; ".join((*lines, f"pairs: {file}")))
+        run.journal.say("warning", "; ".join((*lines, f"pairs: {file}")))
 
 
 Pair = tuple[Source, Source | None]  # images to train on, and to score on
@@ -282,8 +277,7 @@ def _train(
         lines.append(f"{counts[0]:,} of {counts[1]:,} parameters trained, the others frozen: those layers "
                      f"compute as in evaluation")  # fmt: skip
     found.log(run.journal, *lines, rates_in_words(recipe, rates))
-    for text in unseen_pixels(model.config):
-        run.journal.write("warning", step=0, text=text)
+    run.journal.say("warning", *unseen_pixels(model.config))
     images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule, found.weights.meta)
     if not found.weights.is_later:  # else parts of it
         model = on_device(model, run.runtime)

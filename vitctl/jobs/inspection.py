@@ -340,11 +340,8 @@ DRAW: dict[str, Callable[[Subject], Drawn]] = {
 
 
 def _rounded(values: Tensor) -> Any:
-    """Return nested lists of 6 digits after the point."""
-    scaled: Any = values.double().cpu()
-    return (
-        [_rounded(one) for one in scaled] if scaled.dim() > 1 else [round(one, 6) for one in scaled.tolist()]
-    )
+    """Nested lists of 6 digits after the point."""
+    return values.double().cpu().round(decimals=6).tolist()
 
 
 NUMBERS = "inspect.json"

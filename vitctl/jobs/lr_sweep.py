@@ -122,12 +122,8 @@ def broadcast_score(score: Score | None, runtime: Runtime) -> Score:
 
 
 def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    unknown = [key for key in now if key not in before]
-    changed = [key for key, value in now.items() if key in before and before[key] != value]
-    why = [f"a score of other {', '.join(changed)}"] * bool(changed)
-    why += [f"a score that does not record its {', '.join(unknown)} (of an older vitctl?)"] * bool(unknown)
-    if why:
+    if changed := [key for key, value in now.items() if key not in before or before[key] != value]:
         raise CheckpointError(
-            f"{folder}: holds {' and '.join(why)}; remove it to train it again, or choose another folder "
-            f"with --out"
+            f"{folder}: holds a score of other {', '.join(changed)}; remove it to train it again, or choose "
+            f"another folder with --out"
         )

@@ -16,7 +16,7 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import stop_together
 from vitctl.engine.schedule import fitted_recipe
 from vitctl.jobs.fewshot import score_draw
-from vitctl.jobs.inputs.data import FewshotSet, Inputs, corrected, group_notes, open_inputs, sampling_notes
+from vitctl.jobs.inputs.data import FewshotSet, Inputs, open_inputs, training_notes
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import (
     Act,
@@ -97,14 +97,10 @@ def pretrain(
     recipe = fitted_recipe(recipe, len(train_on))
     in_order = [score_on, *((probed.train, probed.test) if probed else ()), train_on]
     run = start_run(recipe, run_dir, report, stop, *in_order, act=act)
-    uneven = corrected(recipe, train_on)
-    groups = group_notes(recipe.data, {recipe.data.train_split: train_on, recipe.data.eval_split: score_on})
-    for text in (*groups, *sampling_notes(recipe.data, train_on), *([uneven.note] if uneven else ())):
-        run.journal.write("data", step=0, text=text)
+    run.journal.say("data", *training_notes(recipe, recipe.data, train_on, score_on))
 
     config = recipe.network(len(train_on.class_names))
-    for text in unseen_pixels(config):
-        run.journal.write("warning", step=0, text=text)
+    run.journal.say("warning", *unseen_pixels(config))
     is_whole = not recipe.machine.divides_model  # else each process draws its part
     model = build(config, seed=recipe.seed, dtype=run.runtime.dtype, device="cpu" if is_whole else "meta")
     model = on_device(model, run.runtime) if is_whole else model

@@ -85,8 +85,7 @@ def probe(
             run.journal.write("probe", step=0, **said, **beside)
         stop_together(runtime, run.stop)
     check_whole(run.shards, runtime)
-    if text := unlike_known(run_dir / RECIPE):
-        run.journal.write("warning", step=0, text=text)
+    run.journal.say("warning", unlike_known(run_dir / RECIPE))
     metrics: dict[str, Any] = {}
     if runtime.is_main:
         heads = next(iter(rows.values()))

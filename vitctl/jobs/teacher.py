@@ -42,8 +42,7 @@ def load_teacher(
         f"assumed, not recorded with the teacher: {shown}; if one differs, write a file that records it "
         f"with `vitctl export --to safetensors --set KEY=VALUE`, and name that file as the teacher"
     )
-    for text in remarks(weights.meta, assumed if shown else ""):
-        run.journal.write("warning", step=0, text=text)
+    run.journal.say("warning", *remarks(weights.meta, assumed if shown else ""))
     colours = tuple(weights.meta["mean"]), tuple(weights.meta["std"])
     return Teacher(on_device(model, run.runtime), colours, weights.digest)
 

@@ -264,17 +264,13 @@ def score_features(context: SuiteContext, data: TaskData) -> Score:
         )
         y800, y200 = (torch.from_numpy(source.labels()) for source in (data.train800, data.val200))
         fit = partial(fit_and_score, num_classes=data.task.num_classes)
-        tried = [_correct(fit(x800, y800, x200, l2=l2), data.val200) for l2 in L2S]
+        tried = [_score(fit(x800, y800, x200, l2=l2), data.val200).correct for l2 in L2S]
         l2 = L2S[tried.index(max(tried))]
         scores = fit(torch.cat([x800, x200]), torch.cat([y800, y200]), x_test, l2=l2)
         return _score(scores, data.test), {"l2": l2}
 
     must_match = score_identity(context, context.recipe, data, "train", "test")
     return read_or_train(folder, context.run.runtime, must_match, make, job=JOB)
-
-
-def _correct(scores: Tensor, source: Source) -> int:
-    return int((scores.argmax(dim=1).numpy() == source.labels()).sum())
 
 
 def _score(scores: Tensor, source: Source) -> Score:
@@ -339,8 +335,7 @@ def vtab(
     text = f"{count_text(len(tasks), 'task')}, {count_text(len(recipe.vtab.seeds), 'seed')} each"
     text += "" if recipe.vtab.light else f"; {rates_in_words(recipe, context.rates)}"
     found.log(journal, random_in_words(recipe.weights, recipe.seed), text)
-    for text in unseen_pixels(found.weights.config, recipe.data.image_size):
-        journal.write("warning", step=0, text=text)
+    journal.say("warning", *unseen_pixels(found.weights.config, recipe.data.image_size))
 
     chosen, swept = (None, []) if recipe.vtab.light else _best_setting(context, data)
     scores: dict[str, list[Score]] = {}

@@ -240,8 +240,8 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
         taken = f"no --from: using the weights that this run started from, {source}"
     elif source == "newest":
         check_not_missing(loaded.recipe)
-        newest = newest_run(loaded.recipe.job)
-        source, taken = str(newest.folder), newest.text
+        newest, taken = newest_run(loaded.recipe.job)
+        source = str(newest)
     files = {loaded.origin(f"weights.{key}").rpartition(":")[0] for key in ("source", "which", "pinned")}
     if earlier is not None and (source, weights.which) == (earlier.source, earlier.which):
         pinned = earlier.pinned

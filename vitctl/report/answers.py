@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-from vitctl.data.source.views import Source, numbered_as, subset
+from vitctl.data.source.views import Source, numbered_as, sample_key, subset
 from vitctl.engine.evaluation import most_likely
-from vitctl.engine.metrics import correct_predictions, label_sets
+from vitctl.engine.metrics import label_sets
 from vitctl.errors import CheckpointError, DataError, refuse
 from vitctl.jobs.inputs.classifier import OpenClassifier, TorchNetwork, open_classifier
 from vitctl.jobs.inputs.data import open_recipe_split
@@ -41,22 +40,15 @@ class Answers:
     """Answers of a classifier.
 
     Args:
-        whole: the images of the split.
-        source: those that were shown to it.
-        labels: int64 `[N]`, their classes; the first of several.
-        is_right: bool `[N]`, whether the first answer is one of their classes.
-        best: int64 `[N, 5]`, the answers, the most likely first.
-        shares: float32 `[N, 5]`, probability of each answer.
+        source: the images of the split.
+        rows: of each image that was shown to it, in the columns of the answers of an evaluation; and
+            `sample`, its number in the split, and `best`, names and probabilities of its first classes.
         split: that the images are of.
         remark: how many images were shown, and whether the answers agree with the result.
     """
 
-    whole: Source
     source: Source
-    labels: np.ndarray
-    is_right: np.ndarray
-    best: np.ndarray
-    shares: np.ndarray
+    rows: list[dict[str, Any]]
     split: str
     remark: str
 
@@ -95,30 +87,34 @@ def answer_split(run: RunRecords, most: int | None) -> Answers:
             f"{opened.path}: its classes differ from those of the images",
         ),
     )
-    number = most or _affordable(opened)
-    shown: Source = source
-    if len(source) > number:
-        shown = subset(source, np.arange(number, dtype=np.int64) * len(source) // number)
-    best, shares = [], []
+    number, names = min(most or _affordable(opened), len(source)), source.class_names
+    samples = np.arange(number, dtype=np.int64) * len(source) // number
+    shown = subset(source, samples) if number < len(source) else source
+    labels, rows = label_sets(shown.labels()), list[dict[str, Any]]()
     for answers in opened.answers(shown, batch_size=min(_BATCH, len(shown)), workers=0):
-        for name, error in zip(answers.names, answers.errors, strict=True):
+        assert answers.logits is not None
+        best = most_likely(answers.logits, _TOP)
+        shares = opened.probabilities(answers.logits).gather(1, best).tolist()
+        for name, error, first, likely in zip(
+            answers.names, answers.errors, best.tolist(), shares, strict=True
+        ):
             if error:
                 raise DataError(f"a test image cannot be used: {name}: {error}")
-        assert answers.logits is not None
-        best.append(most_likely(answers.logits, _TOP))
-        shares.append(opened.probabilities(answers.logits).gather(1, best[-1]))
-    labels, answered = label_sets(shown.labels()), torch.cat(best).numpy()
-    is_right = correct_predictions(answered, labels)[:, 0]
-    return Answers(
-        source,
-        shown,
-        labels[:, 0],
-        is_right,
-        answered,
-        torch.cat(shares).float().numpy(),
-        recipe.data.eval_split,
-        _remark(run, int(is_right.sum()), len(shown), len(source)),
-    )
+            own, sample = labels[len(rows)], int(samples[len(rows)])
+            rows.append(
+                {
+                    "sample": sample,
+                    "path": sample_key(source, sample),
+                    "truth": names[own[0]] if own[0] >= 0 else None,
+                    "answer": names[first[0]],
+                    "probability": likely[0],
+                    "truth_probability": None,
+                    "is_right": first[0] in own,
+                    "best": [(names[one], share) for one, share in zip(first, likely, strict=True)],
+                }
+            )
+    correct = sum(row["is_right"] for row in rows)
+    return Answers(source, rows, recipe.data.eval_split, _remark(run, correct, len(shown), len(source)))
 
 
 def _scoring(run: RunRecords) -> Evaluate:

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.images.decode import BadSample, decode
-from vitctl.data.source.views import Source, sample_key
+from vitctl.data.source.views import Source
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.answer_table import SUSPECTS, answers_digest, is_right, read_answers
 from vitctl.report.charts import Block
@@ -63,10 +63,8 @@ def read_counts(folder: Path, answers: "Answers | None") -> Counts:
         content = read_bytes(folder / CONFUSION, _MAX_CONFUSION_BYTES, error=CheckpointError)
         rows = list(csv.reader(content.decode(errors="replace").splitlines()))[1:]
         return Counter({(r[0], r[1]): int(r[2]) for r in rows if len(r) == 3 and r[2].isdecimal()})
-    if answers is None:
-        return Counter()
-    names, pairs = answers.source.class_names, zip(answers.labels, answers.best[:, 0], strict=True)
-    return Counter((names[own], names[answer]) for own, answer in pairs if own >= 0)
+    given = answers.rows if answers is not None else []
+    return Counter((row["truth"], row["answer"]) for row in given if row["truth"] is not None)
 
 
 def confusion_blocks(counts: Counts) -> list[Block]:
@@ -107,15 +105,15 @@ def worst_classes(counts: Counts, answers: "Answers | None", budget: Budget) -> 
 
 
 def _wrong_pictures(name: str, answers: "Answers", budget: Budget) -> list[Block]:
-    names = answers.source.class_names
-    if name not in names:
-        return []
-    wrong = (answers.labels == names.index(name)) & ~answers.is_right
-    said = {sample: names[answers.best[sample, 0]] for sample in np.flatnonzero(wrong)[:_NUM_WRONG].tolist()}
+    wrong = [row for row in answers.rows if row["truth"] == name and not row["is_right"]]
     return [
-        picture | {"caption": f"as {answer}"}
-        for sample, answer in said.items()
-        if (picture := thumbnail(answers.source, sample, f"class {name}, answered as {answer}", budget))
+        picture | {"caption": f"as {row['answer']}"}
+        for row in wrong[:_NUM_WRONG]
+        if (
+            picture := thumbnail(
+                answers.source, row["sample"], f"class {name}, answered as {row['answer']}", budget
+            )
+        )
     ]
 
 
@@ -135,26 +133,27 @@ def wrong_answers(run: RunRecords, answers: "Answers | None", budget: Budget) ->
         answers: those that were computed for the page, and the images; None if there are none.
         budget: for pictures.
     """
-    rows = _recorded(run)
-    source, total = (answers.whole if answers else None), run.metrics.get("total", 0)
+    rows, total = _recorded(run), run.metrics.get("total", 0)
     if rows is None and answers is not None:
-        rows, source, total = _computed(answers), answers.source, len(answers.labels)
+        total = len(answers.rows)
+        rows = [row for row in answers.rows if not row["is_right"] and row["truth"] is not None]
     if not rows:
         return []
     rows.sort(key=lambda row: -row["probability"])
     items = []
-    for row in rows[:_NUM_EXAMPLES] if source is not None else ():
-        assert source is not None
-        picture = thumbnail(source, row["sample"], f"{row['path']}, of class {row['truth']}", budget)
-        bars = [(row["answer"], row["probability"]), (row["truth"], row["truth_probability"])]
-        bars = [(name, probability) for name, probability in bars if probability is not None]
-        if picture is not None:
-            items.append({"picture": picture, "label": row["truth"], "is_right": False, "bars": bars})
+    if answers is not None:
+        for row in rows[:_NUM_EXAMPLES]:
+            alt = f"{row['path']}, of class {row['truth']}"
+            picture = thumbnail(answers.source, row["sample"], alt, budget)
+            bars = [(row["answer"], row["probability"]), (row["truth"], row["truth_probability"])]
+            bars = [(name, probability) for name, probability in bars if probability is not None]
+            if picture is not None:
+                items.append({"picture": picture, "label": row["truth"], "is_right": False, "bars": bars})
     listed = [
         (
             *(row[name] for name in ("path", "truth", "answer")),
             *(share(row[name]) for name in ("probability", "truth_probability")),
-            row["is_suspect"],
+            row.get("is_suspect", MISSING),
         )
         for row in rows[:_NUM_LISTED]
     ]
@@ -188,38 +187,19 @@ def _recorded(run: RunRecords) -> list[dict[str, Any]] | None:
     ]
 
 
-def _computed(answers: "Answers") -> list[dict[str, Any]]:
-    names, labels = answers.source.class_names, answers.labels
-    return [
-        {
-            "sample": n,
-            "path": sample_key(answers.source, n),
-            "truth": names[labels[n]],
-            "answer": names[answers.best[n, 0]],
-            "probability": float(answers.shares[n, 0]),
-            "truth_probability": None,
-            "is_suspect": MISSING,
-        }
-        for n in np.flatnonzero(~answers.is_right & (labels >= 0)).tolist()
-    ]
-
-
 # Examples and pictures
 
 
 def examples(answers: "Answers", budget: Budget) -> Block:
     """Return evenly spaced images with their answers."""
-    names, total = answers.source.class_names, len(answers.labels)
+    total, items = len(answers.rows), []
     number = min(_NUM_EXAMPLES, total)
-    items = []
-    for sample in (n * total // number for n in range(number)):
-        label = names[answers.labels[sample]]
-        picture = thumbnail(answers.source, sample, f"a test image of class {label}", budget)
-        best = zip(answers.best[sample][:3], answers.shares[sample].tolist(), strict=False)
-        bars = [(names[answer], probability) for answer, probability in best]
+    for row in (answers.rows[n * total // number] for n in range(number)):
+        label = row["truth"]
+        picture = thumbnail(answers.source, row["sample"], f"a test image of class {label}", budget)
         if picture is not None:
-            is_right = bool(answers.is_right[sample])
-            items.append({"picture": picture, "label": label, "is_right": is_right, "bars": bars})
+            shown = {"label": label, "is_right": row["is_right"], "bars": row["best"][:3]}
+            items.append({"picture": picture} | shown)
     return {"kind": "examples", "items": items}
 
 

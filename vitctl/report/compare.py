@@ -316,13 +316,15 @@ def _recorded(result: RunResult) -> dict[str, Any]:
 
 def _facts(result: RunResult, facts: Sequence[Fact] = FACTS) -> list[Fact]:
     """Return the facts that a result of this kind should record."""
-    kind = _CLASSIFIER if _is_of_classifier(result) else result.job
-    return [fact for fact in facts if kind in fact.jobs]
+    return [fact for fact in facts if _kind(result) in fact.jobs]
 
 
 def _reasons(name: Path, first: RunResult, other: RunResult) -> list[str]:
     """Return why a result must not be compared with the first one, whose folder is `name`."""
-    kinds = [_kind(result) for result in (first, other)]
+    kinds = [
+        "scores a classifier" if _kind(result) == _CLASSIFIER else f"is of the job {result.job}"
+        for result in (first, other)
+    ]
     reasons = [] if kinds[0] == kinds[1] else [f"{kinds[1]}, but {name} {kinds[0]}"]
     one, two = _recorded(first), _recorded(other)
     some = [fact for fact in _facts(first, _SOMETIMES) if fact.key in one and fact.key in two]
@@ -333,9 +335,14 @@ def _reasons(name: Path, first: RunResult, other: RunResult) -> list[str]:
         if fact.rule == "agree" and not _agree(fact.key, *values):
             shown = [_short(value) for value in values]
             reasons.append(f"{fact.key} is {shown[0]}, but {shown[1]} in {name}: {fact.reason}")
-    if one.get("tasks") != two.get("tasks"):
-        odd = _odd_tasks(one.get("tasks") or {}, two.get("tasks") or {})
-        reasons += [f"other data or splits in the tasks {', '.join(odd)}"] if odd else []
+    tasks = one.get("tasks") or {}, two.get("tasks") or {}
+    odd = [
+        name
+        for name in sorted({*tasks[0], *tasks[1]})
+        if any(tasks[0].get(name, {}).get(key) != tasks[1].get(name, {}).get(key) for key in _TASK_KEYS)
+    ]
+    if odd:
+        reasons.append(f"other data or splits in the tasks {', '.join(odd)}")
     return reasons
 
 
@@ -345,21 +352,9 @@ def _agree(key: str, one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _odd_tasks(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
-    return [
-        name
-        for name in sorted({*one, *two})
-        if any((one.get(name) or {}).get(key) != (two.get(name) or {}).get(key) for key in _TASK_KEYS)
-    ]
-
-
-def _is_of_classifier(result: RunResult) -> bool:
-    """Return whether a result is a classifier's accuracy, which may be compared however it was trained."""
-    return result.job in ("evaluate", "finetune", "pretrain")
-
-
 def _kind(result: RunResult) -> str:
-    return "scores a classifier" if _is_of_classifier(result) else f"is of the job {result.job}"
+    """Classifiers may be compared however they were trained."""
+    return _CLASSIFIER if result.job in ("evaluate", "finetune", "pretrain") else result.job
 
 
 def _differences(
@@ -419,8 +414,6 @@ def _entry_rows(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
 def _flat(metrics: Mapping[str, Any]) -> dict[str, float | str]:
     numbers: dict[str, float | str] = {}
     for path, value in leaves({key: value for key, value in metrics.items() if key != "paper"}):
-        if isinstance(value, int) and abs(value) >= 2**63:  # not comparable
-            continue
         name, last = " ".join(path), path[-1]
         if isinstance(value, int | float) and not isinstance(value, bool) and last not in _INTEGERS:
             numbers[name] = _short(value) if last in _SETTINGS else value

@@ -233,7 +233,7 @@ def _run(link: str, run: RunRecords, page: _Page) -> dict[str, Any]:
         "state": run.status if run.status in ("done", "failed") else "other",
         "error": run.result.error if run.result else "",
         "warnings": warnings(run),
-        "tiles": tiles(run),
+        "tiles": tiles(run.job, run.metrics, run.provenance, run.records),
         "parts": {title: blocks for title, blocks in parts.items() if blocks},
         "unseen": unseen,
         "is_full": is_full,
@@ -273,7 +273,7 @@ def _answer_parts(run: RunRecords, page: _Page) -> dict[str, list[Block]]:
     except VitctlError as error:
         counts, note = Counts(), f"{note} {error}."
     total = counts.total()
-    if answers is not None and total not in (0, len(answers.labels)):
+    if answers is not None and total not in (0, len(answers.rows)):
         note += f" The tables of classes count all {total:,} images of the evaluation."
     classes = [paragraph(note, "note")]
     if counts:

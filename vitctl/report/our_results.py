@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 from vitctl.data.datasets.catalog import known_size
 from vitctl.data.datasets.vtab import GROUPS
 from vitctl.data.datasets.vtab import VTAB as TASKS
-from vitctl.engine.journal import AVERAGE, CHECKPOINTS, LOG, MODEL, RECIPE, read_records, step_of
+from vitctl.engine.journal import RECIPE
 from vitctl.errors import VitctlError
 from vitctl.jobs.inputs.data import SPLITS
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.models.variants import ResNetConfig
-from vitctl.models.weights.weights_file import read_weights, weights_digest
 from vitctl.recipe.load import load_recipe, recipe_names
 from vitctl.recipe.neutral_keys import RESULT_NEUTRAL
 from vitctl.recipe.paper import FIGURE_4_SIZES, RESULTS
@@ -31,7 +30,6 @@ from vitctl.recipe.schema import (
     Pretrain,
     Recipe,
     SeededRecipe,
-    TrainRecipe,
     Vtab,
 )
 from vitctl.recipe.write import differences, written_name
@@ -139,7 +137,7 @@ class FinishedRun:
 
     @property
     def digest(self) -> str:
-        """Return the digest of its last weights."""
+        """Digest of the weights that its result is of."""
         return str(self.result.provenance.get("weights_sha256", ""))
 
 
@@ -213,63 +211,17 @@ def _vtab_misfit(metrics: Mapping[str, Any]) -> str:
 
 
 def _source_run(run: FinishedRun, candidates: Sequence[FinishedRun]) -> tuple[FinishedRun | None, str]:
-    """Return the run whose weights another run started from or scored, or why there is none.
+    """The run whose weights another run started from or scored, or why there is none.
 
-    They must be the weights that represent the run: the best checkpoint with select_best, else the last; the
-    average if the recipe averages.
+    They are those of the result: the best checkpoint with select_best, else the last; the average if the
+    recipe averages.
     """
     used = run.result.provenance
     if used.get("initialise") == "random":
         return None, "it started from random weights"
-    scores_weights = run.result.job == "evaluate"
-    digest = used.get("weights_sha256" if scores_weights else "from_sha256", "")
-    path = Path(str(used.get("weights" if scores_weights else "from", "")))
-    for source in candidates:
-        stored = _in_folder(path, source)
-        is_same = source.digest == digest or (stored is not None and _digest(stored) == digest)
-        if not digest or not is_same:
-            continue
-        last = step_of(Path(source.result.files.get(MODEL, "")).parent) or 0
-        taken = ((step_of(stored.parent) or 0), stored.stem) if stored is not None else (last, MODEL)
-        wanted = _representing(source, last)
-        if taken == wanted:
-            return source, ""
-        names = [
-            f"{'the average of ' if name == AVERAGE else ''}step {step:,}" for step, name in (taken, wanted)
-        ]
-        return None, f"of {source.where} it takes {names[0]}, should be {names[1]}"
-    return None, "its weights are of no run here that can be used"
-
-
-def _in_folder(path: Path, source: FinishedRun) -> Path | None:
-    """Return a checkpoint's path in the folder of a run that may have been moved; None if it is not of it."""
-    parts = path.parts
-    if CHECKPOINTS not in parts:
-        return None
-    at = parts.index(CHECKPOINTS)
-    is_same = at > 0 and parts[at - 1] == source.folder.name and ".." not in parts[at:]
-    return source.folder.joinpath(*parts[at:]) if is_same else None
-
-
-def _digest(path: Path) -> str:
-    try:
-        return weights_digest(read_weights(path).state)
-    except VitctlError:
-        return ""
-
-
-def _representing(source: FinishedRun, last: int) -> tuple[int, str]:
-    """Return step and file name of the weights that represent a training run."""
-    assert isinstance(source.recipe, TrainRecipe)
-    name = AVERAGE if source.recipe.averaging.decay else MODEL
-    if not source.recipe.evaluation.select_best:
-        return last, name
-    scores = [
-        (record["accuracy"], record["step"])
-        for record in read_records(source.folder / LOG)
-        if record.get("kind") == "evaluate" and {"accuracy", "step"} <= record.keys()
-    ]
-    return max(scores)[1] if scores else last, name
+    digest = used.get("weights_sha256" if run.result.job == "evaluate" else "from_sha256")
+    source = next((one for one in candidates if digest and one.digest == digest), None)
+    return source, "" if source else "its weights are of no run here that can be used"
 
 
 # The accuracies of all runs

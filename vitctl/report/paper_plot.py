@@ -146,7 +146,7 @@ def _draw_costs(
     panels = figure.subplots(1, len(columns), squeeze=False)[0]
     for at, (column, panel) in enumerate(zip(columns, panels, strict=True)):
         for row in rows:
-            flops = row.paper_exaflops or row.cost.exaflops
+            flops = row.paper_exaflops or row.exaflops
             _point(panel, flops, row.accuracies[at], *style[kind_of(row.recipe)])
         number_decades(panel.xaxis)
         y = "" if at else "top-1, %"

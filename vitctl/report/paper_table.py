@@ -46,14 +46,6 @@ class Gpu:
         return flops / (self.mfu * PEAK_TFLOPS[self.device] * 1e12 * SECONDS_PER_DAY)
 
 
-class TrainingCost(NamedTuple):
-    """The cost of a pre-training: updates, 10^18 floating-point operations, days of one GPU."""
-
-    steps: int
-    exaflops: float
-    gpu_days: float
-
-
 class Accuracy(NamedTuple):
     """A cell: the paper's accuracy in percent and its deviation, None if not printed, and our result."""
 
@@ -63,11 +55,15 @@ class Accuracy(NamedTuple):
 
 
 class ResultRow(NamedTuple):
-    """A pre-training recipe: its accuracy in each requested column, and its cost."""
+    """A pre-training recipe: its accuracy in each requested column, its updates, and its cost in 10^18
+    floating-point operations and days of one GPU.
+    """
 
     recipe: str
     accuracies: tuple[Accuracy, ...]
-    cost: TrainingCost
+    steps: int
+    exaflops: float
+    gpu_days: float
     paper_exaflops: float | None
     paper_core_days: float | None
 
@@ -98,29 +94,28 @@ def find_gpu(device: str, mfu: float) -> Gpu:
     return Gpu(known[device.lower()], mfu)
 
 
-def cost_of(name: str, gpu: Gpu) -> TrainingCost:
-    """Return the cost of a pre-training recipe."""
-    plan = plan_training(pretraining_recipe(name))
-    return TrainingCost(plan.steps, plan.training_flops / 1e18, gpu.days(plan.training_flops))
-
-
 def result_rows(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Gpu) -> list[ResultRow]:
     """Return the rows of a table of `RESULTS`, with some of its columns."""
-    table = RESULTS[number]
-    return [
-        ResultRow(
-            recipe,
-            tuple(
-                Accuracy(table.value(recipe, t), table.deviation(recipe, t), _ours(number, recipe, t, ours))
-                for t in targets
-                if t in table.columns
-            ),
-            cost_of(recipe, gpu),
-            paper_exaflops=RESULTS["6"].exaflops.get(recipe),
-            paper_core_days=RESULTS["2"].core_days.get(recipe),
+    table, rows = RESULTS[number], []
+    for recipe in table.rows:
+        plan = plan_training(pretraining_recipe(recipe))
+        accuracies = tuple(
+            Accuracy(table.value(recipe, t), table.deviation(recipe, t), _ours(number, recipe, t, ours))
+            for t in targets
+            if t in table.columns
         )
-        for recipe in table.rows
-    ]
+        rows.append(
+            ResultRow(
+                recipe,
+                accuracies,
+                plan.steps,
+                exaflops=plan.training_flops / 1e18,
+                gpu_days=gpu.days(plan.training_flops),
+                paper_exaflops=RESULTS["6"].exaflops.get(recipe),
+                paper_core_days=RESULTS["2"].core_days.get(recipe),
+            )
+        )
+    return rows
 
 
 def _ours(number: str, recipe: str, column: str, ours: OurResults) -> Ours | None:
@@ -180,7 +175,13 @@ def _table_3(name: str, gpu: Gpu) -> tuple[str, ...]:
     dropout = f"{config.dropout:g}" if isinstance(config, ViTConfig) else "none"
     o, s = recipe.optimizer, recipe.schedule
     rates = (f"{s.total_epochs:g}", f"{o.lr:g}", s.decay, f"{o.weight_decay:g}")
-    return (name, recipe.data.dataset, *rates, dropout, cost_text(cost_of(name, gpu).gpu_days))
+    return (
+        name,
+        recipe.data.dataset,
+        *rates,
+        dropout,
+        cost_text(gpu.days(plan_training(recipe).training_flops)),
+    )
 
 
 def _table_4(name: str) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine.journal import RECIPE
-from vitctl.engine.metrics import METRICS, interval_text, verdict
+from vitctl.engine.journal import RECIPE, Record
+from vitctl.engine.metrics import METRICS, OF_LABEL_SETS, interval_text, verdict
 from vitctl.jobs.record.result import unverified_bytes
 from vitctl.recipe.known import standing
 from vitctl.recipe.load import leaves
@@ -40,6 +40,7 @@ _TILES = {
     "macro_precision": "macro precision",
     "macro_recall": "macro recall",
     "mean_of_groups": "mean of the groups",
+    **{name: metric.words for name, metric in OF_LABEL_SETS.items()},
 }
 
 
@@ -115,26 +116,35 @@ def number_of(job: str, metrics: Mapping[str, Any]) -> tuple[str, float | None]:
     return "accuracy", _number(accuracy)
 
 
-def tiles(run: RunRecords) -> list[tuple[str, str, str]]:
+def tiles(
+    job: str, metrics: Mapping[str, Any], provenance: Mapping[str, Any], records: Sequence[Record] = ()
+) -> list[tuple[str, str, str]]:
     """Return the numbers that a reader looks for first: name, value, and a remark."""
-    metrics, (what, main) = run.metrics, number_of(run.job, run.metrics)
+    what, main = number_of(job, metrics)
     remark = f"± {share(metrics.get('std'))} over seeds" if "std" in metrics and _has_seeds(metrics) else ""
     if {"correct", "total"} <= metrics.keys():
         remark = f"{metrics['correct']:,} of {metrics['total']:,} images"
     interval = _interval(metrics, metrics.get("metric", "accuracy"))
     shown = [(what, share(main), f"{remark}, {interval}" if interval else remark)]
-    shown += [(name, share(metrics.get(key)), _interval(metrics, key)) for key, name in _TILES.items()]
-    brier = f"Brier score {metrics['brier']:.4f}" if "brier" in metrics else ""
-    shown.append(("calibration error", share(metrics.get("ece")), brier))
+    if metrics.get("metric", "accuracy") != "accuracy":
+        shown.append(("accuracy", share(metrics.get("accuracy")), _interval(metrics, "accuracy")))
+    shown += [
+        (name, share(metrics.get(key)), _interval(metrics, key))
+        for key, name in _TILES.items()
+        if key != metrics.get("metric")
+    ]
+    if "ece" in metrics:
+        losses = f"negative log likelihood {metrics['nll']:.4f}, Brier score {metrics['brier']:.4f}"
+        shown.append(("calibration error", share(metrics["ece"]), losses))
     of_data_set = [*metrics.get("baselines", {}).values(), {}][0]
     constant = metrics if "majority_class" in metrics else of_data_set
     chance = f"chance {share(constant.get('chance'))}"
     shown.append(("majority class", share(constant.get("majority_class")), chance))
-    shown.append(("training images", number(run.provenance.get("num_train") or None, "steps"), ""))
-    last = next((r for r in reversed(run.records) if r.get("kind") == "train"), {})
+    shown.append(("training images", number(provenance.get("num_train") or None, "steps"), ""))
+    last = next((r for r in reversed(records) if r.get("kind") == "train"), {})
     counts = f"{last.get('num_skipped', 0):,} skipped, {count_text(last.get('num_bad', 0), 'bad image')}"
     shown.append(("steps", number(last.get("step"), "steps"), counts))
-    if found := standing(run.records):
+    if found := standing(records):
         where = "outside" if {"above", "below"} & set(found.split()) else "inside"
         shown.append(("known result", where, found))
     return [tile for tile in shown if tile[1] != MISSING]

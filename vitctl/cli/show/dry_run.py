@@ -131,7 +131,7 @@ def _show_training(
     rows = [
         *_training_rows(plan, gpu),
         *(
-            ("to fit" if n == 0 else "or", f"{way} ({bytes_text(size)}{_machines(way, nodes)})")
+            ("to fit" if n == 0 else "or", f"{way} ({bytes_text(size)})")
             for n, (way, size) in enumerate(ways)
         ),
         ("checkpoint", f"{bytes_text(plan.checkpoint_bytes)}, at most {bytes_text(plan.disk_bytes)} on disk"),
@@ -150,7 +150,8 @@ def _show_training(
     if plan.fitting_micro_batch:
         return loaded, ""
     then = f"; set {ways[0][0].removeprefix('--set ')}" if ways else "; choose a smaller model"
-    return loaded, f"no micro-batch fits {_size_of(plan)} ({bytes_text(plan.memory_bytes)} per process){then}"
+    room, each = f"{GPUS[plan.device].memory} GiB", bytes_text(plan.memory_bytes)
+    return loaded, f"no micro-batch fits {room} ({each} per process){then}"
 
 
 def _training_rows(plan: "TrainingPlan", gpu: str | None) -> Iterator[tuple[str, str]]:
@@ -175,12 +176,6 @@ def _training_rows(plan: "TrainingPlan", gpu: str | None) -> Iterator[tuple[str,
     yield "memory", f"{bytes_text(plan.memory_bytes)} per process{_fit(plan)}{assumed}"
     if gpu:
         yield "largest batch", f"{count_text(plan.largest_batch, 'image')} at a time"
-
-
-def _machines(way: str, nodes: int) -> str:
-    """Say that one machine seldom has so many GPUs."""
-    found = re.search("--processes ([0-9]+)", way)
-    return "; on several machines: --nodes" if found and int(found[1]) > 8 * nodes else ""
 
 
 def _in_job(way: str, batch: Resources | None) -> str:
@@ -215,10 +210,6 @@ def _expected(plan: "TrainingPlan", devices: Sequence[str]) -> str:
         f"{count_text(fitting, 'image')}, bf16, {'' if step.compiled else 'not '}compiled (machine.compile); "
         "not measured"
     )
-
-
-def _size_of(plan: "TrainingPlan") -> str:
-    return f"{GPUS[plan.device].memory} GiB"
 
 
 def _host(plan: "TrainingPlan", nodes: int) -> str:
@@ -306,9 +297,9 @@ def _fit(plan: "TrainingPlan") -> str:
     if not plan.device:
         return ""
     return (
-        f": does not fit {_size_of(plan)} ({1 - USABLE_SHARE:.0%} kept free)"
+        f": does not fit {GPUS[plan.device].memory} GiB ({1 - USABLE_SHARE:.0%} kept free)"
         if plan.ways or not plan.fitting_micro_batch
-        else f": fits {_size_of(plan)}"
+        else f": fits {GPUS[plan.device].memory} GiB"
     )
 
 

@@ -3,10 +3,9 @@
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +89,10 @@ def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None) ->
     if member is not None and member.rank > 0:
         return
     result = {"recipe": name, "seconds_asked": options.seconds, "set": list(options.sets), **result}
-    with _written(result, options.json):
+    try:
         show_model(result)
+    finally:
+        _write(result, options.json)
     _finish(options.json, budget.stop.raised, exits=member is None)
 
 
@@ -150,8 +151,11 @@ def run_resolutions(
         result = bench_resolutions(models, sides, budget, precision=precision)
     if not result["cells"]:
         raise typer.Exit(3)
-    with _written(result, numbers, partial(_draw, result, picture)) as message:
+    try:
         show_resolutions(result)
+    finally:
+        _write(result, numbers)
+        message = _draw(result, picture)
     say(message)
     _finish(numbers, budget.stop.raised)
 
@@ -176,29 +180,19 @@ def run_data(options: BenchOptions, flags: Flags) -> None:
     recipe, name = chosen_recipe(options, flags)
     with measuring(options.threads, options.seconds) as budget:
         result = {"recipe": name, **bench_data(recipe, budget)}
-    with _written(result, options.json):
+    try:
         show_data(result)
+    finally:
+        _write(result, options.json)
     _finish(options.json, budget.stop.raised)
 
 
-@contextmanager
-def _written(result: Mapping[str, Any], json: Path | None, draw: Callable[[], str] = str) -> Iterator[str]:
-    """Write the numbers, and draw them, before they are printed inside: the reader of the output may close
-    the pipe. They are printed too if they cannot be written, for example to a full disk.
-
-    Yields:
-        what `draw` returned.
-    """
-    try:
-        if json is not None:
-            with writing(json):
-                json.parent.mkdir(parents=True, exist_ok=True)
-                write_json(json, result)
-        message = draw()
-    except OSError:
-        yield ""
-        raise
-    yield message
+def _write(result: Mapping[str, Any], json: Path | None) -> None:
+    """Write the numbers, also where they cannot be printed: the reader of the output may close the pipe."""
+    if json is not None:
+        with writing(json):
+            json.parent.mkdir(parents=True, exist_ok=True)
+            write_json(json, result)
 
 
 def _finish(json: Path | None, stopped: bool, *, exits: bool = True) -> None:
@@ -242,11 +236,7 @@ def show_model(r: Mapping[str, Any]) -> None:
     show_table(("", ""), _model_rows(r), left=None, title=f"bench model: {r['recipe']}")
     CONSOLE.print()
     show_split(r["split"], r["batch_size"], r["seconds"])
-    if r["data"] == "noise":
-        say("data: not measured with noise images; `vitctl bench data` measures a loader")
-    if r["processes"] == 1:
-        say("communication: none, one process")
-    elif "communication" not in r["split"]:
+    if r["processes"] > 1 and "communication" not in r["split"]:
         say("communication: part of backward here, where it cannot be left out")
     _say_notes(r)
 

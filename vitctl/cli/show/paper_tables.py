@@ -31,7 +31,6 @@ _SETTINGS_TITLES = {
     "3": "Table 3: pre-training, as the recipes have it",
     "4": "Table 4: fine-tuning, as the recipes have it",
 }
-_SHOWN_RUNS = 8
 
 
 def show_paper_tables(
@@ -99,10 +98,8 @@ def _show_runs(ours: OurResults, runs: Path) -> None:
         f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/; ± is "
         f"the deviation over seeds, ours of the population; the paper does not say which."
     )
-    for run in ours.left_out[:_SHOWN_RUNS]:
+    for run in ours.left_out:
         say(f"left out: {run.run} ({run.recipe}): {run.reason}")
-    if (more := len(ours.left_out) - _SHOWN_RUNS) > 0:
-        say(f"left out: {more} more")
 
 
 def _show_tasks(number: str, ours: OurResults) -> None:
@@ -159,13 +156,12 @@ _OPTIONAL = ("paper", "TPU-days")  # costs that the paper gives for some tables
 
 
 def _costs(row: ResultRow) -> dict[str, str]:
-    steps = row.cost.steps
     return {
-        "steps": f"{steps:,}" if CONSOLE.width >= WIDE else f"{steps / 1000:,.0f}k",
-        "EFLOPs": cost_text(row.cost.exaflops),
+        "steps": f"{row.steps:,}" if CONSOLE.width >= WIDE else f"{row.steps / 1000:,.0f}k",
+        "EFLOPs": cost_text(row.exaflops),
         "paper": cost_text(row.paper_exaflops),
         "TPU-days": cost_text(row.paper_core_days),
-        "GPU-days": cost_text(row.cost.gpu_days),
+        "GPU-days": cost_text(row.gpu_days),
     }
 
 

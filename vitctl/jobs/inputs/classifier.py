@@ -445,7 +445,7 @@ def open_classifier(
         LaunchError: the device cannot do the precision.
     """
     if recipe.weights.source == "newest":
-        note(newest_run(recipe.job).text)
+        note(newest_run(recipe.job)[1])
     opened = _from_onnx(recipe) if recipe.weights.source.endswith(ONNX) else _from_weights(recipe, needs_head)
     if needs_head and not opened.network.has_head:
         raise no_head(opened.path)

@@ -320,6 +320,15 @@ def corrected(recipe: Pretrain | Finetune, source: Source) -> Correction | None:
     return None if is_off else correction(weights, sampling, source)
 
 
+def training_notes(
+    recipe: Pretrain | Finetune, data: TrainImages, train_on: Source, score_on: Source | None
+) -> list[str]:
+    """Notes on the images of a training for its log, some of them empty."""
+    uneven = corrected(recipe, train_on)
+    groups = group_notes(data, {data.train_split: train_on, data.eval_split: score_on})
+    return [*groups, *sampling_notes(data, train_on), uneven.note if uneven else ""]
+
+
 def open_whole(place: Place, split: str, run_dir: Path) -> Source:
     """Open a split behind a score. Remote shards are read whole through the cache, which verifies them,
     also with data.cache_gib = 0.

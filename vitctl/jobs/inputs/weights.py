@@ -57,8 +57,7 @@ class FoundWeights:
         licence = self.weights.meta.get("licence", "")
         said = (self.chosen.text, *said, f"licence: {licence}" if licence else "")
         journal.write("weights", step=0, path=self.path, text="; ".join(filter(None, said)))
-        for text in self.warnings:
-            journal.write("warning", step=0, text=text)
+        journal.say("warning", *self.warnings)
 
     @property
     def warnings(self) -> list[str]:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
@@ -321,8 +321,6 @@ _INSTEAD = {
     "--weights model",
     MODEL: "the checkpoint was copied in part; copy it again, or use another one with --weights STEP",
 }
-_QUICKSTART = Path("quickstart/pretrain")
-_QUICKSTARTED = f"; `vitctl quickstart` left some here: --from {_QUICKSTART}"
 
 
 @dataclass(frozen=True)
@@ -335,7 +333,6 @@ class ChosenWeights:
         averaged: it is the Polyak average.
         accuracy: logged by the run at this step, or its evaluation.metric; None where there is none.
         metric: which of them, in words.
-        better: step and score of another kept checkpoint of the run with a higher one.
         damaged: newer checkpoints that were skipped, a line each.
         unfinished: the run has no result, was stopped or failed.
         digest: of the checkpoint's state; "" where none of a run was chosen.
@@ -348,7 +345,6 @@ class ChosenWeights:
     averaged: bool = False
     accuracy: float | None = None
     metric: str = "accuracy"
-    better: tuple[int, float] | None = None
     damaged: tuple[str, ...] = ()
     unfinished: bool = False
     digest: str = ""
@@ -375,14 +371,11 @@ class ChosenWeights:
         scored = f", {self.metric} {self.accuracy:.2%}" if self.accuracy is not None else ""
         of = {"last": "the last checkpoint", "best": "the best checkpoint kept"}
         chosen = "chosen when this run started" if self.was_pinned else of.get(self.how, "the checkpoint")
-        step, score = self.better or (0, 0.0)
-        better = f"step {step}, {self.metric} {score:.2%}"
         parts = (
             (self.averaged, "the Polyak average"),
             (self.how != _GIVEN, f"{chosen}, step {self.step}{scored}"),
             (self.unfinished, "of a run that is not finished"),
             (not self.is_known, "no record beside it tells whether it is of this run"),
-            (self.better, f"a better checkpoint is kept: {better}: --weights best uses it"),
             *((True, f"skipped: {problem}") for problem in self.damaged),
         )
         return "; ".join(text for is_so, text in parts if is_so)
@@ -414,11 +407,6 @@ def choose_weights(
         raise CheckpointError(f"{place}: --weights {error}") from None
     if (place / RECIPE).is_file() and not (place / CHECKPOINTS).is_dir():
         if not (place / tensors_file(MODEL)).is_file():  # the classifier of `probe`
-            match _fields_of(place / RECIPE):
-                case {"probe": {"method": "knn"}}:
-                    raise CheckpointError(
-                        f"{place}: a k-NN probe keeps no classifier; probe with --method logistic or linear"
-                    )
             graph = next(place.glob("*.onnx"), None)
             instead = f"or its graph, --from {graph}" if graph else "with --from"
             raise CheckpointError(f"{place}: has no checkpoints; give a trained run {instead}")
@@ -543,15 +531,11 @@ def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path
     if not pinned and how in ("last", "best"):
         _check_recorded(run, how, saved.step, problems)
     own = scores.get(saved.step)
-    better = None
-    if how == "last" and not pinned and best is not None and own is not None and scores[best] > own:
-        better = (best, scores[best]) if _is_usable(step_folder(root, best), by_size) else None
     how = how if how in ("last", "best") else "step"
     return saved.folder, ChosenWeights(
         how,
         accuracy=own,
         metric=METRICS[logged[saved.step].metric] if own is not None else "accuracy",
-        better=better,
         damaged=tuple(problems),
         digest=saved.digest,
         was_pinned=bool(pinned),
@@ -576,8 +560,7 @@ def _pinned_checkpoint(run: Path, pinned: str, by_size: bool) -> "tuple[SavedChe
     except CheckpointError as error:
         why = str(error) if folder.exists() else f"{folder}: it was deleted"
         other, _ = newest_checkpoint(folder.parent, by_size=by_size)
-        is_usable = other is not None and _is_usable(other.folder, by_size)
-        named = f": --weights {other.step}" if other is not None and is_usable else " with --from"
+        named = " with --from" if other is None else f": --weights {other.step}"
         raise CheckpointError(
             f"{why}; this run started from that checkpoint: restore it, or start a new run{named}"
         ) from None
@@ -606,16 +589,6 @@ def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> 
         f"{run}: its result is of step {recorded['weights_step']}, whose checkpoint cannot be used "
         f"({why}); restore it, or choose another checkpoint: --weights {step}"
     )
-
-
-def _is_usable(folder: Path, by_size: bool) -> bool:
-    from vitctl.engine.checkpoint import read_checkpoint
-
-    try:
-        check_own(read_checkpoint(folder, by_size=by_size))
-    except (CheckpointError, OSError):
-        return False
-    return True
 
 
 def selects_best(run: Path) -> bool:
@@ -648,14 +621,7 @@ def start_weights(job: str) -> str:
     return f"gs://vit_models/imagenet21k{'+imagenet2012' * (job in _TAKES_ANY)}/ViT-B_16.npz"
 
 
-class NewestRun(NamedTuple):
-    """The finished run that is used because none was named; `text` says so in one line."""
-
-    folder: Path
-    text: str
-
-
-def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
+def newest_run(job: str, runs: Path = RUNS) -> tuple[Path, str]:
     """Return the newest finished run whose weights a job can use: any training to score or export, else a
     pre-training.
 
@@ -663,30 +629,33 @@ def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
         job: that uses them.
         runs: folder of run folders; deeper folders, and runs that were stopped or failed, are not used.
 
+    Returns:
+        its folder, and a line that says which one it is.
+
     Raises:
         CheckpointError: there is none.
     """
     jobs = TRAINING if job in _TAKES_ANY else PRETRAINING
-    found = [
-        (file.stat().st_mtime, file.parent, read_result(file.parent)) for file in runs.glob(f"*/{RESULT}")
-    ]
     done = [
-        (when, folder, result)
-        for when, folder, result in found
-        if result is not None and result.job in jobs and result.status == "done"
+        (file.stat().st_mtime, file.parent, result)
+        for file in runs.glob(f"*/{RESULT}")
+        if (result := read_result(file.parent)) and result.job in jobs and result.status == "done"
     ]
     wanted = "training" if jobs == TRAINING else "pre-training"
     if not done:
-        quick = read_result(_QUICKSTART)
         raise CheckpointError(
-            f"no finished {wanted} run under "
-            f"{runs.resolve()}{_QUICKSTARTED * (quick is not None and quick.status == 'done')}; "
+            f"no finished {wanted} run under {runs.resolve()}; "
             f"give weights with --from, for example the published --from {start_weights(job)}"
         )
     when, folder, result = max(done, key=lambda one: one[:2])
-    passed = _passed_over(runs, jobs, when)
-    text = f"no --from: using the newest finished {wanted} run, {folder} ({_described(folder, result, when)})"
-    return NewestRun(folder, f"{text}; newer, but not used: {', '.join(passed)}" if passed else text)
+    accuracy = result.metrics.get("accuracy")
+    scored = f"accuracy {accuracy:.2%}" if accuracy is not None else "not scored"
+    text = (
+        f"no --from: using the newest finished {wanted} run, {folder} ({result.job}, "
+        f"recipe {written_name(folder / RECIPE) or 'unknown'}, "
+        f"finished {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))}, {scored})"
+    )
+    return folder, text
 
 
 def weights_place(source: str, which: str, job: str, runs: Path = RUNS) -> tuple[Path | str, str]:
@@ -710,37 +679,6 @@ def weights_place(source: str, which: str, job: str, runs: Path = RUNS) -> tuple
 def set_of(which: str) -> str:
     """Return "ema" or "model" where weights.which chooses between averaged and raw weights, else ""."""
     return which if which in (AVERAGE, MODEL) else ""
-
-
-def _described(folder: Path, result: RunResult, when: float) -> str:
-    accuracy = result.metrics.get("accuracy")
-    return (
-        f"{result.job}, recipe {written_name(folder / RECIPE) or 'unknown'}, "
-        f"finished {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))}, "
-        + (f"accuracy {accuracy:.2%}" if accuracy is not None else "not scored")
-    )
-
-
-def _passed_over(runs: Path, jobs: tuple[str, ...], since: float) -> list[str]:
-    """Newer runs of the same jobs that are not used, each with the reason."""
-    passed = []
-    for file in sorted(runs.glob(f"*/{RECIPE}")):
-        folder = file.parent
-        if _fields_of(file).get("job") in jobs and _touched(folder) > since:
-            result = read_result(folder)
-            if result is None or result.status != "done":
-                passed.append(f"{folder} ({result.status if result else 'not finished'})")
-    return passed + [
-        f"{file.parent} (deeper than {runs}/NAME)"
-        for file in sorted(runs.glob(f"*/*/{RESULT}"))
-        if _fields_of(file.parent / RECIPE).get("job") in jobs and file.stat().st_mtime > since
-    ]
-
-
-def _touched(folder: Path) -> float:
-    return max(
-        path.stat().st_mtime for path in (folder / RESULT, folder / LOG, folder / RECIPE) if path.exists()
-    )
 
 
 def _fields_of(recipe: Path) -> dict[str, Any]:
