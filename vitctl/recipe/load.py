@@ -11,10 +11,11 @@ from pydantic_core import ErrorDetails
 
 from vitctl.errors import RecipeError, explaining
 from vitctl.recipe.schema import JOBS, REMOVED, RENAMED, Recipe
+from vitctl.recipe.synonyms import synonym
 from vitctl.system import limits
 from vitctl.system.address import value_without_queries, without_queries
 from vitctl.system.files import parse_toml, read_toml
-from vitctl.system.text import count_text, did_you_mean, has_control, nearest, one_line
+from vitctl.system.text import count_text, did_you_mean, has_control, nearest, one_edit_away, one_line
 
 MAX_PARENTS = 16
 _IN_PYTHON = "overrides"  # origin of a value that a caller of `load_recipe` gives
@@ -317,18 +318,9 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
         case "extra_forbidden" if key in REMOVED:
             return f"{where}: unknown key {key}: it was removed; {REMOVED[key].instead}"
         case "extra_forbidden":
-            *tables, leaf = key.split(".")
-            known = _fields(schema, tables)
-            elsewhere = [k for k in every_key(schema) if k.rsplit(".", 1)[-1] == leaf]
-            others = [job for job, other in JOBS.items() if key in every_key(other)]
-            hint = (
-                f"; did you mean {elsewhere[0]}?"
-                if elsewhere and leaf not in known
-                else f"; it belongs to {', '.join(others)}"
-                if others
-                else _suggest(leaf, known)
-            )
-            return f"{where}: unknown key {key}{hint or '; known here: ' + ', '.join(known)}"
+            *tables, _ = key.split(".")
+            known = ", ".join(_fields(schema, tables))
+            return f"{where}: unknown key {key}; {_instead(key, schema) or f'known here: {known}'}"
         case "literal_error" if key in REMOVED and value in (*REMOVED[key].values,):
             return f"{where}: {key} = {value!r} was removed; {REMOVED[key].instead}"
         case "missing":
@@ -351,6 +343,21 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
                 f"{where}: {key} = {_shown(value)} is not allowed: "
                 f"{detail['msg'][0].lower()}{detail['msg'][1:]}{_hint(detail)}"
             )
+
+
+def _instead(key: str, schema: type[BaseModel]) -> str:
+    """Say what to write instead of an unknown key; "" if there is nothing like it."""
+    keys, leaf = every_key(schema), key.rpartition(".")[2]
+    row = synonym(leaf)
+    if row and (places := [place for place in row.places if place.partition("=")[0] in keys]):
+        return did_you_mean([" and ".join(places) + row.remark])
+    if row and not row.here:
+        return f"vitctl has no such setting{row.remark}"
+    elsewhere = [known for known in keys if known.rpartition(".")[2] == leaf]
+    others = [job for job, other in JOBS.items() if key in every_key(other)]
+    if others and not elsewhere:
+        return f"it belongs to {', '.join(others)}"
+    return did_you_mean(elsewhere[:1] or one_edit_away(key, [*schema.model_fields, *keys])[:1])
 
 
 def _hint(detail: ErrorDetails) -> str:
