@@ -73,6 +73,29 @@ _MAX_WRAPPED = 4
 ONE_SET = "--weights {which}: there is only one set of weights; omit --weights"
 
 
+class _Ignored:
+    """Stands for what a training program pickles beside its tensors: made of anything, and does nothing."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __setstate__(self, _: Any) -> None: ...
+
+
+# Arguments of the program with paths and NumPy's numbers. Any other class is refused by its name.
+_IGNORED: list[Any] = [
+    (_Ignored, f"{module}.{name}")
+    for name, modules in {
+        "Namespace": ("argparse",),
+        "PosixPath": ("pathlib", "pathlib._local"),
+        "WindowsPath": ("pathlib", "pathlib._local"),
+        "multiarray.scalar": ("numpy.core", "numpy._core"),
+        "dtype": ("numpy",),
+        "encode": ("_codecs",),  # the bytes of a number
+    }.items()
+    for module in modules
+]
+
+
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file with the permissions of the umask: the library's are for the user alone."""
     path.touch()
@@ -355,7 +378,8 @@ def _tensor(path: Path, name: str, array: np.ndarray) -> Tensor:
 
 def _read_torch(path: Path) -> Tensors:
     try:
-        with warnings.catch_warnings(action="ignore"):  # it warns of dialects that it then refuses
+        # It warns of dialects that it then refuses.
+        with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals(_IGNORED):
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         met = re.search(r"GLOBAL ([\w.]+)", str(error))
