@@ -28,6 +28,7 @@ from vitctl.cli import (
     recipe_commands,
     run_commands,
     serve,
+    weights_commands,
 )
 from vitctl.cli.completion import RECIPE_OF
 from vitctl.cli.flags import FLAGS, UNREAD
@@ -66,6 +67,7 @@ COMMANDS = {  # help panel -> commands
         job_commands.export,
     ),
     "Look at runs": (run_commands.report, run_commands.verify),
+    "Data and recipes": (weights_commands.weights,),
 }
 GROUPS = {  # name -> commands, help panel
     "bench": (bench.app, "Start here"),

@@ -42,6 +42,7 @@ from vitctl.engine.journal import (
 from vitctl.engine.metrics import METRICS
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.models.weights.header import own_header
+from vitctl.models.weights.names import full_address, meant
 from vitctl.recipe.neutral_keys import RESULT_NEUTRAL, deciding_values
 from vitctl.recipe.schema import Recipe
 from vitctl.recipe.sections import weights_choice
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 256 * 2**20
 DELETE_IT = "; delete it to run again"
 _COPY_BACK = f"copy the files of this run back, or delete {RESULT} and resume"
+_GIVE_WEIGHTS = "give a run folder, a checkpoint folder or a weights file with --from"
 _SEVERAL_SCORES = ("fewshot", "probe", "vtab")  # whose accuracy is one for each number of shots, k, or task
 # What the digests of data cover; those of earlier releases were of index.json alone.
 DATA_DIGEST = {"data_digest": "index, tables, views"}
@@ -438,14 +440,9 @@ def choose_weights(
                 f"{place}: --weights {which}: there is only one set of weights; omit --weights"
             )
         if not folder.exists():
-            raise CheckpointError(
-                f"{folder}: no such weights; "
-                + (
-                    "this run started from them: restore them, or start a new run with other weights"
-                    if pinned
-                    else "give a run folder, a checkpoint folder or a weights file with --from"
-                )
-            )
+            started = "this run started from them: restore them, or start a new run with other weights"
+            fix = started if pinned else meant(str(folder)) or _GIVE_WEIGHTS
+            raise CheckpointError(folder, "no such weights", fix)
         name = name_of(folder.name)
         if folder.is_file() and name in _tensor_files(folder.parent):
             _check_given(folder.parent, name, by_size)
@@ -695,7 +692,7 @@ def weights_place(source: str, which: str, job: str, runs: Path = RUNS) -> tuple
     Raises:
         CheckpointError: `which` chooses among the weights of an address, or there is no newest run.
     """
-    (source,) = without_queries(source, error=CheckpointError)
+    (source,) = without_queries(full_address(source), error=CheckpointError)
     if source == "newest":
         return newest_run(job, runs)
     if "://" not in source:
