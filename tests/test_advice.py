@@ -14,15 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from tests.conftest import ROOT
 from tests.docs.conftest import find_command
 from tests.sources import nodes
 from tests.test_messages import _is_text, _text
 from vitctl.cli.app import COMMANDS, GROUPS, USAGE_ERROR
 from vitctl.data.source.splits import resolve
-from vitctl.recipe.load import every_key, parse_override
+from vitctl.recipe.load import every_key, takes
 from vitctl.recipe.schema import JOBS
 
 Text = tuple[str, str]  # module, text
@@ -79,6 +77,7 @@ NAMES = {command.__name__ for commands in COMMANDS.values() for command in comma
 # Options of other programs.
 OTHER_PROGRAMS = {
     "--no-deps": "pip",
+    "--aa": "timm",
     "--upgrade": "pip",
     "--shm-size": "docker",
     "--kill-on-bad-exit": "srun",
@@ -94,21 +93,6 @@ _COMMAND = re.compile(
 )
 _OPTION = re.compile(r"(?<![\w{-])--[a-z][a-z0-9-]*(?![\w_])")
 _VARIABLE = re.compile(r"(?<![\w{/])[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+(?![\w}])")
-
-
-def takes(key: str, text: str) -> bool:
-    """Return whether a key has a value that is typed after --set, as far as the value alone tells."""
-    schema, values = next(schema for schema in JOBS.values() if key in every_key(schema)), dict[str, Any]()
-    *tables, leaf = key.split(".")
-    inner = values
-    for table in tables:
-        inner = inner.setdefault(table, {})
-    inner[leaf] = parse_override(f"{key}={text}").value
-    try:
-        schema.model_validate(values)
-    except ValidationError as error:
-        return not any(".".join(map(str, problem["loc"])).startswith(key) for problem in error.errors())
-    return True
 
 
 @cache

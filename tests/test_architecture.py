@@ -242,7 +242,9 @@ def test_state__never_goes_through_accelerate() -> None:
     }
     assert ("engine/runtime.py", "prepare_model") in calls
     assert {(name, attribute) for name, attribute in calls if attribute in never} == set()
-    schedulers = [name for name, path in zip(NAMES, FILES, strict=True) if "lr_scheduler" in path.read_text()]
+    schedulers = [
+        name for name, path in zip(NAMES, FILES, strict=True) if "optim.lr_scheduler" in path.read_text()
+    ]
     assert schedulers == []
 
 

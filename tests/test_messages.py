@@ -37,20 +37,29 @@ def messages() -> Iterator[str]:
                 continue
             function = _name(call.func)
             arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-            if function == "refuse":  # rows of a condition and a text
-                arguments += [part for row in call.args if isinstance(row, ast.Tuple) for part in row.elts]
+            if function == "refuse":  # rows of a condition and the fields of an error
+                rows = [row.elts[1:] for row in call.args if isinstance(row, ast.Tuple)]
+                yield from (f"{module} {_name(call.args[0])}: {_message(row)}" for row in rows)
+                continue
             if module == "vitctl.errors" and function == "error":
                 continue  # that of `refuse`: its callers have the texts
             passed = [_name(argument) for argument in arguments if _name(argument) in kinds]
             # `raise error(...)`: the class is a parameter of the function.
             if function in kinds or (function in parameters and call in raised):
-                texts = [_text(argument) for argument in call.args]
+                fix = [keyword.value for keyword in call.keywords]
+                texts = [_message(call.args, *fix)] if call.args else []
             elif passed:
                 texts = [_text(argument) for argument in arguments if _is_text(argument)]
                 function = passed[0]
             else:
                 continue
             yield from (f"{module} {function}: {text}" for text in texts)
+
+
+def _message(fields: list[ast.expr], *fix: ast.expr) -> str:
+    """Return the message that `str` makes of an error with these fields."""
+    place = [text for text in map(_text, fields[:2]) if text]
+    return "; ".join([": ".join(place), *map(_text, [*fields[2:], *fix])])
 
 
 def _name(node: ast.AST) -> str:

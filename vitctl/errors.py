@@ -21,9 +21,14 @@ from typing import Self
 
 
 class VitctlError(Exception):
-    """Something the user can fix. The message says where, what, and how to fix it.
+    """Something the user can fix: `where` it is, `what` is wrong, and how to `fix` it.
 
-    The command line prints the message without a traceback and exits with code 2.
+    The command line prints "where: what; fix" without a traceback and exits with code 2.
+
+    Args:
+        where: the file, address, key or option; "" for none. Alone, it is the whole text, and becomes `what`.
+        what: what is wrong there.
+        fix: what to do about it; "" where `what` says it.
 
     Example:
         from vitctl import VitctlError, load_recipe
@@ -32,9 +37,19 @@ class VitctlError(Exception):
             load_recipe("jft_b61")
         except VitctlError as error:
             print(error)  # no recipe is called 'jft_b61'; did you mean ...
+            print(error.fix)  # did you mean ...
     """
 
     passes = False  # whether the same command may work later, with nothing changed: exit code 3, not 2
+
+    def __init__(self, where: object, what: object = "", fix: object = "") -> None:
+        fields = (where, what, fix) if str(what) else ("", where, fix)
+        self.where, self.what, self.fix = map(str, fields)
+        super().__init__(self.where, self.what, self.fix)
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{self.what}{'; ' if self.fix else ''}{self.fix}"
 
     def passing(self, passes: bool) -> Self:
         """Set `passes`, and return the error."""
@@ -113,11 +128,11 @@ _HOW_TO_FIX = {
 _NO_MEMORY = ("OutOfMemoryError", "can't allocate memory")
 
 
-def refuse(error: Callable[[str], Exception], *problems: tuple[object, str]) -> None:
-    """Raise an error with the text of the first problem whose condition is true; nothing if none is."""
-    for is_there, text in problems:
+def refuse(error: Callable[..., Exception], *problems: tuple[object, ...]) -> None:
+    """Raise an error with the fields of the first problem whose condition is true; nothing if none is."""
+    for is_there, *fields in problems:
         if is_there:
-            raise error(text)
+            raise error(*fields)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -142,7 +157,7 @@ def explained(error: BaseException, where: Path | str = "", then: str = "") -> V
         return error
     place = str(where) or "this command"
     if is_out_of_memory(error):
-        return LaunchError(f"{place}: not enough memory ({first_line(error)}); {_LESS}{_after(then)}")
+        return LaunchError(place, f"not enough memory ({first_line(error)})", f"{_LESS}{_after(then)}")
     number = os_code(error)
     if number not in _HOW_TO_FIX:
         return None
@@ -150,7 +165,7 @@ def explained(error: BaseException, where: Path | str = "", then: str = "") -> V
         place = (
             " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None) or place
         )
-    return LaunchError(f"{place}: {os.strerror(number).lower()}; {_HOW_TO_FIX[number]}{_after(then)}")
+    return LaunchError(place, os.strerror(number).lower(), f"{_HOW_TO_FIX[number]}{_after(then)}")
 
 
 def os_code(error: BaseException) -> int:

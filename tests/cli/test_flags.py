@@ -1,5 +1,7 @@
 """The table of everyday flags, and what an unknown option suggests."""
 
+import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -8,14 +10,19 @@ import pytest
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
 from tests.docs.conftest import find_command
-from vitctl.cli.app import OTHER_FLAGS, OTHER_NAMES, USAGE_ERROR, instead
+from vitctl.cli.app import NO_VALUE, USAGE_ERROR, instead
 from vitctl.cli.completion import RECIPE_OF
 from vitctl.cli.flags import FLAGS, UNREAD, Flag, image_recipe
 from vitctl.errors import RecipeError
-from vitctl.recipe.load import Override, every_key
+from vitctl.recipe.load import Override, every_key, load_recipe, takes
 from vitctl.recipe.schema import JOBS
+from vitctl.recipe.synonyms import SYNONYMS
+from vitctl.recipe.write import explain
 
 STEPS, WARMUP = 20, 5  # of TINY
+DECAYED = f"({SYNONYMS['wd'].note})"
+DID_YOU_MEAN = "did you mean "
+KEYS = every_key(JOBS["finetune"])
 
 
 @pytest.mark.parametrize("row", FLAGS, ids=lambda row: f"{row.option}: {row.commands}")
@@ -31,35 +38,35 @@ def test_flags__a_row_sets_a_key_of_every_command_that_takes_it(row: Flag) -> No
 @pytest.mark.parametrize(
     ("line", "instead"),
     [
-        ("finetune --learning-rate 0.1", "--lr"),
-        ("finetune --batch_size=64", "--batch-size"),
-        ("pretrain --recipe smoke --num-epochs 3", "--epochs"),
-        ("finetune --output_dir runs/a", "--out"),
-        ("finetune --pretrained runs/a", "--from"),
-        ("predict a.png --pretrained runs/a", "--from"),
-        ("finetune --num-workers 4", "--set machine.workers=VALUE"),
-        ("finetune --weight-decay 0.1", "--set optimizer.weight_decay=VALUE"),
-        ("pretrain --recipe smoke --weight-decay=0.1", "--set optimizer.weight_decay=VALUE"),
-        ("pretrain --recipe smoke --wd 0.1", "--set optimizer.weight_decay=VALUE"),
-        ("finetune --learning-rate 1e-3", "--lr"),
-        ("finetune --no-sweep", "--set sweep.lrs=VALUE"),
-        ("finetune --compile", "--set machine.compile=VALUE"),
-        ("fewshot --batch-size 7", "--set evaluation.batch_size=VALUE"),
-        ("vtab --lr 0.5", "--set optimizer.lr=VALUE"),
-        ("evaluate --dataset digits --image-size 32", "--res"),
-        ("predict a.jpg --batch-size 7", "--batch"),
-        ("inspect --batch-size 3", "--set evaluation.batch_size=VALUE"),
-        ("export --batch-sizes 4", "--set export.batch_sizes=VALUE"),
+        ("finetune --learning-rate 0.1", "--lr 0.1"),
+        ("finetune --batch_size=64", "--batch-size 64"),
+        ("pretrain --recipe smoke --num-epochs 3", "--epochs 3"),
+        ("finetune --output_dir runs/a", "--out runs/a"),
+        ("finetune --init-from runs/a", "--from runs/a"),
+        ("predict a.png --ckpt runs/a", "--from runs/a"),
+        ("finetune --num-workers 4", "--set machine.workers=4"),
+        ("finetune --weight-decay 0.1", f"--set optimizer.weight_decay=0.1 {DECAYED}"),
+        ("pretrain --recipe smoke --weight-decay=0.1", f"--set optimizer.weight_decay=0.1 {DECAYED}"),
+        ("pretrain --recipe smoke --wd 0.1", f"--set optimizer.weight_decay=0.1 {DECAYED}"),
+        ("finetune --learning-rate 1e-3", "--lr 1e-3"),
+        ("finetune --no-sweep", "--set 'sweep.lrs=[]'"),
+        ("finetune --compile", "--set machine.compile=true"),
+        ("fewshot --batch-size 7", "--set evaluation.batch_size=7"),
+        ("vtab --lr 0.5", "--set optimizer.lr=0.5"),
+        ("evaluate --dataset digits --image-size 32", "--res 32"),
+        ("predict a.jpg --batch-size 7", "--batch 7"),
+        ("inspect --batch-size 3", "--set evaluation.batch_size=3"),
+        ("export --batch-sizes 4", "--set export.batch_sizes=4"),
         (
             "resume runs/x --label-smoothing 0.1",
-            "--set loss.label_smoothing=VALUE --allow loss.label_smoothing",
+            "--set loss.label_smoothing=0.1 --allow loss.label_smoothing",
         ),
-        ("resume runs/x --steps 20", "--set schedule.total_steps=VALUE --allow schedule.total_steps"),
-        ("pretrain --model B/16", "--set model.name=VALUE"),
-        ("bench model --model B/16", "--set model.name=VALUE"),
-        ("bench data --crop none", "--set data.crop=VALUE"),
-        ("sweep smoke --patch-size 4", "--set model.patch_size=VALUE"),
-        ("recipes show smoke --patch-size 4", "--set model.patch_size=VALUE"),
+        ("resume runs/x --steps 20", "--set schedule.total_steps=20 --allow schedule.total_steps"),
+        ("pretrain --model B/16", "--set model.name=B/16"),
+        ("bench model --model B/16", "--set model.name=B/16"),
+        ("bench data --crop none", "--set data.crop=none"),
+        ("sweep smoke --patch-size 4", "--set model.patch_size=4"),
+        ("recipes show smoke --patch-size 4", "--set model.patch_size=4"),
     ],
 )
 def test_unknown_option__names_the_flag_or_the_set_that_does_it(
@@ -89,63 +96,127 @@ def test_unread__no_such_key_is_proposed(vitctl: Vitctl, flag: str) -> None:
     assert said.err.endswith("; see: vitctl predict --help\n")
 
 
-# Options of timm, DeiT, MAE, torchvision, transformers and ultralytics.
-FOREIGN = """aa rand-m9-mstd0.5-inc1|opt-eps 1e-8|remode pixel|drop 0.1|model-ema|amp|amp-dtype x|crop-pct 0.9
-accum-iter 4|local-rank 0|src|ThreeAugment|warmup-ratio 0.1|fp16|label-smoothing-factor 0.1|num-classes 10
-nb-classes 9|save-steps 500|eval-steps 500|norm-weight-decay 0|ra-sampler|imgsz 224|device 0|name y|r 8
-optimizer SGD|fliplr 0.5|translate 0.1|val-split 0.1|mixed-precision fp16|devices 4|pretrained|opset 17
-gpus many|num-epochs x|arch vit_b"""
-WORDS = [line.partition(" ")[::2] for line in FOREIGN.replace("\n", "|").split("|")]
-WORDS += [(word, value) for words in OTHER_FLAGS.values() for word in words for value in ("", "7")]
-WORDS += [(word, value) for word in OTHER_NAMES for value in ("", "7", "x")]
+# Misspelt options, and options of other programs that nothing here resembles.
+OTHERS = (
+    "model-emma",
+    "local-rank",
+    "warmup-ratios",
+    "norm-weight-decay",
+    "name",
+    "r",
+    "opset",
+    "gpu",
+    "scal",
+)
+WORDS = [(word, value) for word in (*SYNONYMS, *OTHERS) for value in ("", "7", "x")]
 
 
 @pytest.mark.parametrize(
     "line", ["pretrain -r smoke", "finetune", "evaluate", "predict a.png", "probe", "resume r", "export"]
 )
-def test_unknown_option__is_answered_by_what_the_command_takes(line: str) -> None:
+def test_unknown_option__is_never_answered_by_what_is_refused(line: str) -> None:
+    """VALUE stands for a value that the user must choose: the typed one would be refused, or means another
+    thing.
+    """
     command, rest = find_command(line.split())
     job = command.name if command.name in JOBS else "evaluate"
     keys = [key for name in (JOBS if command.name == "resume" else [job]) for key in every_key(JOBS[name])]
     for word, value in WORDS:
+        arguments = [*rest, f"--{word}", *([value] if value else [])]
         advice = ""
         try:
-            command.make_context(command.name, [*rest, f"--{word}", *([value] if value else [])])
+            command.make_context(command.name, [*arguments])
         except USAGE_ERROR as error:
-            advice = instead(error)
-        for one in filter(None, advice.split(" or ")):
-            option, *given = one.split()
-            assert option in [flag for parameter in command.params for flag in parameter.opts], (word, advice)
-            key = given[0].partition("=")[0] if given else keys[0]
-            assert key in keys and not key.startswith("known."), (word, advice)
-            assert key not in UNREAD.get(command.name, ()), (word, advice)
+            advice = instead(error, [command.name, *arguments])
+        row = SYNONYMS.get(word)
+        if not advice.startswith(DID_YOU_MEAN):
+            assert not advice or (row and (advice[:4] == "type" or not row.here)), (word, advice)
+            continue
+        proposed = advice.removeprefix(DID_YOU_MEAN).removesuffix("?").partition(" (")[0]
+        for one in proposed.split(" or "):
+            parts = ["1" if part == NO_VALUE else part for part in shlex.split(one)]
+            command.make_context(command.name, [*rest, *parts])
+            for _, _, key, chosen in re.findall(r"(--set) (['\"]?)([\w.]+)=(\S+?)\2(?= |$)", one):
+                assert key in keys and (chosen == NO_VALUE or takes(key, chosen)), (word, advice)
+                assert not key.startswith("known.") and key not in UNREAD.get(command.name, ()), word
+
+
+@pytest.mark.parametrize("word", SYNONYMS)
+def test_synonym__is_answered_as_an_option(word: str) -> None:
+    """A place that `finetune` takes is proposed, and a value only where it means the same."""
+    row, command = SYNONYMS[word], find_command(["finetune"])[0]
+    flags = {flag for parameter in command.params for flag in parameter.opts}
+    if "--" + word.replace("_", "-") in flags:
+        return  # an option of ours
+    try:
+        command.make_context("finetune", [f"--{word}", "0.25"])
+    except USAGE_ERROR as error:
+        said = instead(error, ["finetune", f"--{word}", "0.25"])
+    keys = {one.option: one.key for one in FLAGS if "finetune" in one.commands.split()}
+    taken = [place for place in row.places if place.partition("=")[0] in {*flags, *keys.values(), *KEYS}]
+    for place in taken:
+        flag = next((flag for flag, key in keys.items() if key == place.partition("=")[0]), place)
+        assert place in said or flag in said, said
+    assert row.note in said or not taken, said
+    assert "0.25" not in said or (row.keeps_value and taken), said
+    assert row.here or said.startswith("vitctl has no such setting"), said
+
+
+@pytest.mark.parametrize("word", SYNONYMS)
+def test_synonym__is_answered_in_a_recipe_and_by_explain(word: str, tmp_path: Path) -> None:
+    row, file = SYNONYMS[word], tmp_path / "r.toml"
+    places = [place for place in row.places if place.partition("=")[0] in KEYS]
+    file.write_text(f'extends = "finetune"\n[loss]\n{word} = 1\n')
+    if f"loss.{word}" in KEYS:
+        return  # a key of ours
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(file)
+    said = str(caught.value)
+    assert all(place in said for place in places) and (row.note in said or not places), said
+    assert row.here or "vitctl has no such setting" in said, said
+    explained = "\n".join(explain(word))
+    if explained.startswith(f"{word}."):
+        return  # a section of ours
+    assert all(place.partition("=")[0].rpartition(".")[2] in explained for place in row.places), explained
 
 
 @pytest.mark.parametrize(
-    ("line", "instead"),
+    ("line", "fix"),
     [
-        ("--aa rand-m9", "--set data.randaugment_layers=VALUE"),
-        ("--drop 0.1", "--set dropout=VALUE or --set lora.dropout=VALUE"),
-        ("--eval-steps 500", "--set evaluation.every_steps=VALUE"),
-        ("--mixed-precision fp16", "--precision"),
-        ("--gpus many", "--processes"),
-        ("--pretrained", "--from"),
-        *(
-            (line, "")
-            for line in ("--crop-pct 0.9", "--local-rank 0", "--r 8", "--src x", "--warmup-ratio 0.1")
+        (
+            "--opt adamw",
+            f"did you mean --set optimizer.name=VALUE ({SYNONYMS['opt'].note})?",
         ),
+        ("--warmup-epochs 5", "did you mean --set schedule.warmup_epochs=5?"),
+        ("--lora_r 8", "did you mean --set lora.rank=8?"),
+        (
+            "--crop-pct 0.9",
+            f"did you mean --set data.eval_resize=VALUE ({SYNONYMS['crop_pct'].note})?",
+        ),
+        ("--blr 1e-3", "did you mean --lr VALUE (base x batch / 256)?"),
+        ("--eval_steps 100", "did you mean --set evaluation.every_steps=100?"),
+        ("--resume x", "type `vitctl resume RUN`"),
+        (
+            "--bce-loss",
+            f"did you mean --set loss.name=sigmoid ({SYNONYMS['bce_loss'].note})?",
+        ),
+        (
+            "--load_best_model_at_end",
+            "did you mean --set evaluation.select_best=true --set checkpoint.keep_best=1?",
+        ),
+        ("--amp", "did you mean --precision bf16?"),
+        ("--fp16", "vitctl has no such setting (bf16 has the range of float32: machine.precision)"),
+        ("--local-rank 0", "see: vitctl finetune --help"),
     ],
 )
-def test_unknown_option__of_another_program(vitctl: Vitctl, line: str, instead: str) -> None:
-    said = vitctl("finetune", *line.split())
-    end = f"did you mean {instead}?" if instead else "see: vitctl finetune --help"
-    assert said.err.endswith(f"; {end}\n")
+def test_unknown_option__of_another_program(vitctl: Vitctl, line: str, fix: str) -> None:
+    assert vitctl("finetune", *line.split()).err.endswith(f"; {fix}\n")
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("pretrain --lrr 1", "pretrain: no such option --lrr; did you mean --lr?"),
+        ("pretrain --lrr 1", "pretrain: no such option --lrr; did you mean --lr VALUE?"),
         ("pretrain --dry_run", "pretrain: no such option --dry_run; did you mean --dry-run?"),
         ("inspect --grid", "inspect: no such option --grid; see: vitctl inspect --help"),
         ("--fnord", "no such option --fnord; see: vitctl --help"),
@@ -154,6 +225,7 @@ def test_unknown_option__of_another_program(vitctl: Vitctl, line: str, instead: 
             "data list: no such option --weight-decay; see: vitctl data list --help",
         ),
         ("prettrain", "no such command prettrain; did you mean pretrain?"),
+        ("train", "no such command train; did you mean pretrain or finetune?"),
         ("data shrds", "data: no such command shrds; did you mean shards?"),
         ("runs \x1b", "runs: no such command \\x1b; see: vitctl runs --help"),
         ("data shards", "data shards: missing argument SOURCE; see: vitctl data shards --help"),

@@ -3,6 +3,7 @@
 import re
 import tomllib
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from tests.conftest import ROOT, shell_lines
 from tests.docs.conftest import DOCS, PAGES, anchors
 from vitctl.launch.cluster import Job
 from vitctl.models import kernels
+from vitctl.recipe.load import every_key, load_recipe
+from vitctl.recipe.schema import JOBS
+from vitctl.recipe.synonyms import SYNONYMS
 
 OTHERS = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -97,3 +101,18 @@ def test_clusters__lists_the_keys_of_a_slurm_job() -> None:
     rows = [line for line in section.split("\n## ")[0].splitlines() if line.startswith("| `")]
     keys = [key for row in rows for key in re.findall("`([a-z]+)`", row.split("|")[1])]
     assert sorted(keys) == sorted(one.name for one in fields(Job))
+
+
+def test_moving__its_recipes_load_and_its_keys_exist(tmp_path: Path) -> None:
+    text = PAGES["docs/moving.md"]
+    blocks = re.findall(r"```toml\n(.*?)```", text, re.S)
+    for block in blocks:
+        file = tmp_path / "r.toml"
+        file.write_text(block)
+        assert load_recipe(file).recipe.optimizer.decay_on == "matrices"
+    assert len(blocks) == 3
+    keys = {key for schema in JOBS.values() for key in every_key(schema)}
+    tables = {key.partition(".")[0] for key in keys}
+    named = [key for key in re.findall(r"`(\w+\.\w+)", text) if key.partition(".")[0] in tables]
+    assert named and [key for key in named if key not in keys] == []
+    assert f"{round(len(SYNONYMS), -1)} words" in text

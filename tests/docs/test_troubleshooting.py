@@ -67,7 +67,7 @@ typed("Not enough images for the shots", "fewshot --from RUN --data data/mine --
 typed("The format cannot hold the model", "export --from RUN --to timm --out runs/timm")
 typed("No such recipe", "pretrain --recipe jft_b61")
 typed("An unknown key", "pretrain --recipe smoke --set optimizer.learning_rate=0.001")
-typed("An unknown option", "pretrain --recipe smoke --weight-decay 0.1")
+typed("An unknown option", "finetune --blr 1e-3")
 typed("The warm-up is as long as the run", "pretrain --recipe smoke --set schedule.total_steps=20")
 typed("The folder holds another run", "pretrain --recipe smoke --data data/mine --out RUN")
 typed("The folder holds something else", "pretrain --recipe smoke --out PHOTOS")

@@ -52,7 +52,7 @@ def test_explain__a_key_with_another_default_per_job_has_an_entry_for_each() -> 
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("weight_decay", "no recipe has a key 'weight_decay'; did you mean optimizer.weight_decay?"),
+        ("every_steps", "no recipe has a key 'every_steps'; did you mean evaluation.every_steps or "),
         (
             "optimizer.weight_dekay",
             "no recipe has a key 'optimizer.weight_dekay'; did you mean optimizer.weight_decay",

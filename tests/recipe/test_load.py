@@ -85,13 +85,13 @@ def test_load_recipe__names_every_problem_at_once(tmp_path: Path) -> None:
     assert "has 8 problems:" in said
     for line in (
         "a.toml:8: optimizer.lr = 'fast' is not allowed: input should be a valid number",
-        "a.toml:9: unknown key optimizer.weight_decya; did you mean weight_decay?",
+        "a.toml:9: unknown key optimizer.weight_decya; did you mean optimizer.weight_decay?",
         "a.toml:12: schedule.batch_size = 8.5 is not allowed: input should be a valid integer",
         "unknown key schedul; did you mean schedule?",
         "data.flip = 1 is not allowed: input should be a valid boolean",
         "data.crop = 'centre' is not allowed: input should be 'inception', 'random_resized', "
         "'random', 'none' or 'letterbox'",
-        "unknown key data.batch_size; did you mean schedule.batch_size?",
+        "unknown key data.batch_size; did you mean schedule.batch_size (images of all",
         "loss is missing; set it in the recipe, or override it",
     ):
         assert line in said
@@ -248,7 +248,10 @@ def test_parse_override__refuses(text: str) -> None:
     ("override", "said"),
     [
         ("optimizer.lr.x=1", "--set optimizer.lr.x: 'lr' is a value, not a section"),
-        ("optimizer.learning_rate=1", "--set: unknown key optimizer.learning_rate; did you mean lr?"),
+        (
+            "optimizer.learning_rate=1",
+            "--set: unknown key optimizer.learning_rate; did you mean optimizer.lr?",
+        ),
         ("lr=1", "--set: unknown key lr; did you mean optimizer.lr?"),
         ("optimizer..lr=1", "--set: unknown key optimizer."),
         ("model.name=3", "--set: model.name = 3 is not allowed: input should be a valid string"),

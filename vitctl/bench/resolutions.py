@@ -67,8 +67,8 @@ def parse_sides(text: str) -> tuple[int, ...]:
         numbers = []
     if not numbers or min(numbers) < 1 or max(numbers) > 4096 or (dots and numbers[0] > numbers[1]):
         raise RecipeError(
-            f"--resolutions {text}: should be a range of sizes in pixels such as 64..512, or a list such "
-            f"as 64,224,384"
+            f"--resolutions {text}",
+            "should be a range of sizes in pixels such as 64..512, or a list such as 64,224,384",
         )
     if not dots:
         return tuple(dict.fromkeys(numbers))

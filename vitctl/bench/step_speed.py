@@ -142,9 +142,10 @@ def measured_recipe(
         free = psutil.virtual_memory().total // (2 * processes)  # the same number on each
     if estimate(1) > free:
         raise LaunchError(
-            f"this network does not fit into memory: weights, gradients, optimizer state and one image of "
-            f"{config.image_size} pixels need about {bytes_text(estimate(1))}, and {bytes_text(free)} is "
-            f"free; choose a smaller network, or a machine with more memory"
+            "this network does not fit into memory: weights, gradients, optimizer state and one "
+            f"image of {config.image_size} pixels need about {bytes_text(estimate(1))}, and "
+            f"{bytes_text(free)} is free",
+            fix="choose a smaller network, or a machine with more memory",
         )
     wanted = -(-(batch_size or s.batch_size) // processes)
     rate = _THREAD_FLOPS * torch.get_num_threads() * (2 if computation.precision == "bf16" else 1)

@@ -3,12 +3,12 @@
 Nothing here imports torch before it is needed.
 """
 
-import difflib
 import functools
 import inspect
 import io
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -28,15 +28,17 @@ from vitctl.cli import (
     recipe_commands,
     run_commands,
     serve,
+    weights_commands,
 )
 from vitctl.cli.completion import RECIPE_OF
 from vitctl.cli.flags import FLAGS, UNREAD
 from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import LaunchError, explained
+from vitctl.recipe.synonyms import synonym
 from vitctl.system.address import check_local, without_queries
 from vitctl.system.process import mark_start
 from vitctl.system.screen import output_errors_ignored, restore_output, speak
-from vitctl.system.text import PlainStream, nearest, one_line
+from vitctl.system.text import PlainStream, did_you_mean, one_edit_away, one_line
 
 EXIT_BUG, EXIT_USER, EXIT_STOPPED = 1, 2, 3
 INTERRUPTED = 130  # the exit code of newer versions of typer for Ctrl-C
@@ -65,6 +67,7 @@ COMMANDS = {  # help panel -> commands
         job_commands.export,
     ),
     "Look at runs": (run_commands.report, run_commands.verify),
+    "Data and recipes": (weights_commands.weights,),
 }
 GROUPS = {  # name -> commands, help panel
     "bench": (bench.app, "Start here"),
@@ -167,7 +170,7 @@ def _check_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise LaunchError("the working folder was removed; go to another one with cd") from None
+        raise LaunchError("the working folder was removed", fix="go to another one with cd") from None
 
 
 def _report_error(error: Exception) -> int:
@@ -232,69 +235,18 @@ def _discard_unwritten() -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-# Names of our flags in other programs.
-OTHER_FLAGS = {
-    "--lr": ("learning_rate", "base_lr", "blr"),
-    "--batch-size": ("batch", "bs", "global_batch_size", "train_batch_size", "per_device_train_batch_size"),
-    "--batch": ("batch_size", "bs"),
-    "--epochs": ("epoch", "num_epochs", "max_epochs", "num_train_epochs", "total_epochs"),
-    "--steps": ("num_steps", "max_steps", "train_steps", "total_steps", "iterations", "max_iter"),
-    "--out": ("output", "output_dir", "out_dir", "save_dir", "log_dir", "logdir", "workdir", "run_dir"),
-    "--from": (
-        "pretrained",
-        "checkpoint",
-        "ckpt",
-        "init",
-        "init_from",
-        "model_path",
-        "resume",
-        "weights_path",
-    ),
-    "--data": ("data_dir", "data_path", "dataset_path", "train_dir", "data_root"),
-    "--dataset": ("dataset_name", "data_set"),
-    "--res": ("resolution", "image_size", "img_size", "input_size", "imgsz", "size"),
-    "--seed": ("random_seed", "manual_seed"),
-    "--processes": ("num_processes", "nproc_per_node", "nproc", "num_gpus", "gpus", "world_size"),
-    "--nodes": ("nnodes", "num_nodes", "num_machines"),
-    "--restarts": ("max_restarts",),
-    "--precision": ("dtype", "mixed_precision", "amp"),
-    "--model": ("arch", "model_name", "architecture"),
-    "--recipe": ("config", "cfg", "config_file"),
-    "--workers": ("num_workers", "jobs", "num_proc"),
-    "--top": ("topk", "top_k", "k"),
-    "--shots": ("num_shots", "k_shot"),
-}
-# Names of keys in other programs; a last name is of each key that ends so.
-OTHER_NAMES = {
-    "wd": "optimizer.weight_decay",
-    "learning_rate": "optimizer.lr",
-    "warmup": "schedule.warmup_steps",
-    "grad_clip": "optimizer.clip_norm",
-    "num_workers": "machine.workers",
-    "img_size": "data.image_size",
-    "steps": "schedule.total_steps",
-    "epochs": "schedule.total_epochs",
-    "ema_decay": "averaging.decay",
-    "min_lr": "schedule.end_lr",
-    "aa": "data.randaugment_layers",
-    "auto_augment": "data.randaugment_layers",
-    "clip_grad": "optimizer.clip_norm",
-    "cutmix": "data.cutmix_alpha",
-    "drop": "dropout",
-    "eval_steps": "evaluation.every_steps",
-    "logging_steps": "log.every_steps",
-    "max_grad_norm": "optimizer.clip_norm",
-    "mixup": "data.mixup_alpha",
-    "no_sweep": "sweep.lrs",
-    "model_ema_decay": "averaging.decay",
-    "opt": "optimizer.name",
-    "print_freq": "log.every_steps",
-    "reprob": "data.random_erasing",
-    "save_steps": "checkpoint.every_steps",
-    "smoothing": "loss.label_smoothing",
+# Commands of other programs.
+OTHER_COMMANDS = {
+    **dict.fromkeys(("train", "fit"), ("pretrain", "finetune")),
+    **dict.fromkeys(("eval", "test", "val", "validate", "score"), ("evaluate",)),
+    **dict.fromkeys(("infer", "inference", "classify", "detect"), ("predict",)),
+    **dict.fromkeys(("convert", "onnx"), ("export",)),
+    **dict.fromkeys(("linear", "linear_probe", "knn"), ("probe",)),
+    **dict.fromkeys(("benchmark", "profile"), ("bench",)),
 }
 MOST = 3
-_CUTOFF, _MOST_LETTERS = 0.8, 2  # how like a misspelt option is, and how much longer or shorter
+NO_VALUE = "VALUE"
+_TYPED_AS = ("{}", '"{}"', "[{}]", '["{}"]')  # how the value of a flag may be written in a recipe
 _TRAINED = ["pretrain", "finetune"]  # what `bench` measures
 
 
@@ -319,51 +271,115 @@ def usage_line(error: Any, arguments: Sequence[str]) -> str:
             message = re.sub(r"'(\S*?)'", r"\1", message)
             break
     options = getattr(getattr(error, "param", None), "opts", ())
-    if value := _value(options, arguments):
+    if (value := _value(options, arguments)) != NO_VALUE:
         message = message.replace(":", f" {value}:", 1)
     context = error.ctx
     words = [word for word in arguments[: 1 + (arguments[0] in GROUPS)] if not word.startswith("-")]
     command = context.command_path if context else " ".join(["vitctl", *words])
     commands = getattr(context.command, "commands", {}) if context else {}
-    suggestion = instead(error)
+    fix = instead(error, arguments)
     if message.startswith("no such command"):
-        suggestion = " or ".join(nearest(message.split()[-1], commands))
+        word = message.split()[-1]
+        fix = did_you_mean(OTHER_COMMANDS.get(word.replace("-", "_"), one_edit_away(word, commands)))
     where = command.removeprefix("vitctl").strip()
-    fix = f"did you mean {suggestion}?" if suggestion else f"see: {command} --help"
+    fix = fix or f"see: {command} --help"
     return one_line(f"{where}{': ' if where else ''}{message[:1].lower()}{message[1:].rstrip('.')}; {fix}")
 
 
-def instead(error: Any) -> str:
-    """The flag, or the `--set section.key=VALUE`, that an unknown option was meant to be; "" for none.
-    `resume` also needs `--allow` for keys that decide the result.
-    """
-    from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
+def instead(error: Any, arguments: Sequence[str]) -> str:
+    """Say what to type for an unknown option: the flag, or the `--set section.key=value`, that does what it
+    was meant to do. `resume` also needs `--allow` for keys that decide the result.
 
+    A word of another program is answered from the table of synonyms; a misspelt one by what differs in one
+    letter, without its value: a likeness of letters is no likeness of meaning.
+
+    Args:
+        error: of the command line; only the error of an unknown option has `option_name`.
+        arguments: the complete command line, to find the option's value.
+
+    Returns:
+        "" if there is nothing to say.
+    """
     option, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     if not option or context is None:
         return ""
     word = option.lstrip("-").replace("-", "_").lower()
-    options = [
-        flag for parameter in context.command.params for flag in parameter.opts if flag.startswith("--")
-    ]
-    flags: dict[str, str] = {flag[2:].replace("-", "_"): flag for flag in options}
-    same = [flag for flag, others in OTHER_FLAGS.items() if flag in options and word in others]
-    if word in flags or same:
-        return flags.get(word) or same[0]
-    keys = _known_keys(context) if "--set" in options else []
-    found = _same_keys(word, keys)
-    if not found:
-        last = {key.rpartition(".")[2] for key in keys}
-        near = difflib.get_close_matches(word, sorted(last | set(flags)), 1, cutoff=_CUTOFF)
-        near = [one for one in near if abs(len(one) - len(word)) <= _MOST_LETTERS]
-        if near and near[0] in flags:
-            return flags[near[0]]
-        found = [key for key in keys if key.rpartition(".")[2] in near]
-    resumes = "--allow" in options
-    return " or ".join(
-        f"--set {key}=VALUE" + f" --allow {key}" * (resumes and not key.startswith(FREE_TO_CHANGE))
-        for key in found[:MOST]
-    )
+    command = _Command(context)
+    value = _value([option], arguments, "")
+    if (flag := "--" + word.replace("_", "-")) in command.parameters:
+        return did_you_mean([command.typed(flag, value)])
+    if (row := synonym(word)) and (places := [one for one in row.places if command.has(one)]):
+        typed = " ".join(command.typed(one, value if row.keeps_value else NO_VALUE) for one in places)
+        return did_you_mean([typed + row.remark])
+    if row and row.here.startswith("vitctl "):
+        return f"type `{row.here}`"
+    if row and not row.here:
+        return f"vitctl has no such setting{row.remark}"
+    if places := command.ending(word):
+        return did_you_mean(command.typed(place, value) for place in places[:MOST])
+    near = one_edit_away(word, command.words)
+    return did_you_mean(command.typed(command.words[one], NO_VALUE) for one in near[:MOST])
+
+
+class _Command:
+    """What a command of the command line takes: its flags, and the keys of its recipe."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+        parameters = context.command.params
+        self.parameters = {flag: one for one in parameters for flag in one.opts if flag.startswith("--")}
+        self.key_of = {row.option: row.key for row in FLAGS if row.option in self.parameters}
+        takes_keys = any(parameter.name == "set_" for parameter in parameters)
+        self.keys = _known_keys(context) if takes_keys else []
+        self.resumes = any(parameter.name == "allow" for parameter in parameters)
+        self.words = {key.rpartition(".")[2]: key for key in reversed(self.keys)}
+        self.words |= {flag[2:].replace("-", "_"): flag for flag in self.parameters}
+
+    def has(self, place: str) -> bool:
+        """Whether it takes a key, with or without a value, or a flag."""
+        return self._as_flag(place.partition("=")[0]) is not None
+
+    def _as_flag(self, place: str) -> str | None:
+        """Return the flag of a key or of a flag, "" for a key without one, None for neither."""
+        if place in self.parameters:
+            return place
+        flag = next((flag for flag, key in self.key_of.items() if key == place), "")
+        return flag or ("" if place in self.keys else None)
+
+    def ending(self, word: str) -> list[str]:
+        """Return the keys that a word may mean: the end of their names; a section stands for its name."""
+        if f"{word}.name" in self.keys:
+            return [f"{word}.name"]
+        return [key for key in self.keys if word in (key.replace(".", "_"), key.rpartition(".")[2])]
+
+    def _accepts(self, flag: str, value: str) -> bool:
+        """Whether a flag, and the key that it sets, take a value."""
+        from vitctl.recipe.load import takes
+
+        parameter = self.parameters[flag]
+        try:
+            parameter.process_value(self.context, [value] if parameter.multiple else value)
+        except USAGE_ERROR:
+            return False
+        key = self.key_of.get(flag)
+        return not key or any(takes(key, form.format(value)) for form in _TYPED_AS)
+
+    def typed(self, place: str, value: str) -> str:
+        """Return the words to type for a key or a flag. A value that would be refused is not repeated."""
+        from vitctl.recipe.load import takes
+        from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
+
+        place, given, fixed = place.partition("=")
+        value = fixed if given else value
+        flag = self._as_flag(place)
+        key = self.key_of.get(place, place)
+        if flag and getattr(self.parameters[flag], "is_flag", False):
+            return flag
+        if flag:
+            return f"{flag} {shlex.quote(value if value and self._accepts(flag, value) else NO_VALUE)}"
+        value = value or "true"
+        setting = shlex.quote(f"{key}={value if takes(key, value) else NO_VALUE}")
+        return f"--set {setting}" + f" --allow {key}" * (self.resumes and not key.startswith(FREE_TO_CHANGE))
 
 
 def _known_keys(context: Any) -> list[str]:
@@ -380,22 +396,13 @@ def _known_keys(context: Any) -> list[str]:
     return [key for key in keys if not key.startswith("known.") and key not in unread]
 
 
-def _same_keys(word: str, known: Sequence[str]) -> list[str]:
-    """Return the keys that `word` names, e.g. section.name, section.word, or another program's name."""
-    word = OTHER_NAMES.get(word, word)
-    if f"{word}.name" in known:
-        return [f"{word}.name"]
-    of_flag = [flag.key for flag in FLAGS if flag.option == f"--{word}" and flag.key in known]
-    if of_flag:
-        return of_flag[:1]
-    return [key for key in known if word in (key, key.rpartition(".")[2], key.replace(".", "_"))]
-
-
-def _value(options: Sequence[str], arguments: Sequence[str]) -> str:
-    """The value of an option, after a space or `=`: the last one, which counts, if it is typed twice."""
-    found = ""
+def _value(options: Sequence[str], arguments: Sequence[str], bare: str = "true") -> str:
+    """Return the value of an option, after a space or `=`: the last one, which counts, if it is typed twice.
+    NO_VALUE if it is not there, `bare` if it has no value.
+    """
+    found = NO_VALUE
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = argument.partition("=")
         if name in options:
-            found = value if equals else following
+            found = value if equals else following if following and not following.startswith("--") else bare
     return found

@@ -47,6 +47,13 @@ def allowed(key: str) -> Callable[[str], list[str]]:
     return offer
 
 
+def weights(incomplete: str) -> list[str]:
+    """Offer the names of published weights."""
+    from vitctl.models.weights.names import PUBLISHED
+
+    return _matching(PUBLISHED, incomplete)
+
+
 def recipes(context: typer.Context, incomplete: str) -> list[str]:
     """Offer the shipped recipes of the typed command, or all if the command takes any recipe."""
     from vitctl.recipe.load import recipe_names

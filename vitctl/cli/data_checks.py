@@ -88,13 +88,15 @@ def check(
         hidden = sum(max(0, len(report.problems) - _SHOWN_PROBLEMS) for report, _ in reports.values())
         some = f", {len(problems)} of them" if hidden else ""
         raise DataError(
-            f"{folder}: {count_text(len(problems) + hidden, 'problem')}{some} listed above; "
-            f"make the shards again or copy the damaged ones"
+            folder,
+            f"{count_text(len(problems) + hidden, 'problem')}{some} listed above",
+            "make the shards again or copy the damaged ones",
         )
     if contradictions and not (accept_labels or is_name):
         raise DataError(
-            f"{folder}: the same image has different labels, listed above; correct the labels and make the "
-            f"shards again, or accept them with --accept-labels"
+            folder,
+            "the same image has different labels, listed above",
+            "correct the labels and make the shards again, or accept them with --accept-labels",
         )
     untrainable = [f"'{split}'" for split, note in unlabelled.items() if note]
     but = f", but {' and '.join(untrainable)} cannot be trained on or scored" if untrainable else ""
@@ -127,7 +129,7 @@ def _verify_splits(
     for split, place in locate_all_splits(text).items():
         if place.shards:
             raise DataError(
-                f"{folder}: names some shards of a split; give the folder of a split, or its address"
+                folder, "names some shards of a split", "give the folder of a split, or its address"
             )
         try:
             index = open_index(place.folder, place.base)
@@ -251,7 +253,7 @@ def _check_known(name: str, root: Path) -> Path:
 
     if "/" in name:
         raise DataError(
-            f"{name}: no such folder; give a folder of shards or a known data set, see `vitctl data list`"
+            name, "no such folder", "give a folder of shards or a known data set, see `vitctl data list`"
         )
     if name == "vtab":
         _check_tasks(VTAB, root)
@@ -259,7 +261,7 @@ def _check_known(name: str, root: Path) -> Path:
     try:
         row = find_data_set(name)
     except DataError as error:
-        raise DataError(f"{name}: no such folder; {error}") from None
+        raise DataError(name, f"no such folder; {error}") from None
     if tasks := [task for task in VTAB if task.data_set == row.name]:
         _check_tasks(tasks, root)
     return root / row.name
@@ -281,7 +283,7 @@ def _check_tasks(tasks: "Iterable[VtabTask]", root: Path) -> None:
     show_table(header, rows, left=header[2:])
     if wrong:
         raise DataError(
-            f"{root}: not the benchmark's images: {', '.join(wrong)}; make them again from the original files"
+            root, f"not the benchmark's images: {', '.join(wrong)}", "make them again from the original files"
         )
 
 
@@ -381,8 +383,8 @@ def show(
     name = split or next(iter(splits))
     refuse(
         DataError,
-        (name not in splits, f"{folder}: has no split '{name}'; found: {', '.join(splits)}"),
-        (out.suffix.lower() != ".png", f"{out}: should be the name of a .png file"),
+        (name not in splits, folder, f"has no split '{name}'; found: {', '.join(splits)}"),
+        (out.suffix.lower() != ".png", out, "should be the name of a .png file"),
     )
     check_free("OUT", out, [], MARK)
     source = splits[name].open(0)
@@ -454,7 +456,7 @@ def dedup(
         _dedup_within(folder, splits, bits, report, number_of_workers(workers))
         return
     if len(splits) > 1 and split not in splits:
-        raise DataError(f"{folder}: has no split '{split}'; found: {', '.join(splits)}")
+        raise DataError(folder, f"has no split '{split}'; found: {', '.join(splits)}")
     place = splits[split] if split in splits else next(iter(splits.values()))
     tests = _test_sets(against, place)
     source, name = ShardSource(open_index(place)), place.resolve().name
@@ -554,7 +556,9 @@ def _test_sets(against: list[Path], place: Path) -> dict[str, Path]:
     }
     if not tests:
         raise DataError(
-            f"--against {against[0]}: is the split itself; leave --against out to look for duplicates in it"
+            f"--against {against[0]}",
+            "is the split itself",
+            "leave --against out to look for duplicates in it",
         )
     return tests
 
@@ -565,7 +569,7 @@ def _splits(folder: Path) -> dict[str, Path]:
     from vitctl.errors import DataError
 
     if _SCHEME.match(str(folder)):
-        raise DataError(f"{folder}: is an address; this command reads local folders only")
+        raise DataError(folder, "is an address; this command reads local folders only")
     splits = find_splits(folder)
     if not splits:
         raise DataError(no_index_message(str(folder)))

@@ -151,7 +151,7 @@ def shards_of(photographs: str, runs: Path) -> Path:
     splits = check_photographs(photographs, out, "stop")
     _write(splits, out, partial(write_originals, seed=0, workers=number_of_workers(-1)))
     if find_splits(out).keys() != splits.keys() or fingerprint(photographs) != state:
-        raise DataError(f"{photographs}: changed while its shards were written; run the same command again")
+        raise DataError(photographs, "changed while its shards were written", "run the same command again")
     write_text(out / RECORD, json.dumps(state) + "\n")
     return out
 
@@ -234,7 +234,7 @@ def _checked_splits(
     from vitctl.errors import DataError, refuse
 
     if bad not in ("stop", "skip", "keep"):
-        raise DataError(f"--bad {bad}: choose stop, skip or keep")
+        raise DataError(f"--bad {bad}", "choose stop, skip or keep")
     total = sum(len(split.items) for split in originals.values())
     with progress_bar("checking images") as progress:
         done = adding(progress, total)
@@ -257,10 +257,11 @@ def _checked_splits(
         DataError,
         (
             problems,
-            f"{source}: {' and '.join(problems)}, listed above; no shards were written; correct the "
-            f"files{way_out}",
+            source,
+            f"{' and '.join(problems)}, listed above; no shards were written",
+            f"correct the files{way_out}",
         ),
-        (not intake.splits, f"{source}: no image is left to write"),
+        (not intake.splits, source, "no image is left to write"),
     )
     return intake.splits
 
@@ -341,7 +342,7 @@ def index(
         for place in (sorted(map(str, tars(Path(name), "*.tar"))) if Path(name).is_dir() else [name])
     ]
     if not places:
-        raise DataError(f"{shards[0]}: no .tar files here; give the shards or the folder that holds them")
+        raise DataError(shards[0], "no .tar files here", "give the shards or the folder that holds them")
     with writing(out or Path(places[0]).parent), progress_bar("indexing shards") as progress:
         made = index_shards(
             places,
@@ -373,7 +374,7 @@ def _class_names(file: Path) -> list[str]:
         return read_bytes(file, limits.LIST_FILE, error=DataError).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise DataError(
-            f"--classes {file}: not UTF-8 text; give a text file with one class name per line"
+            f"--classes {file}", "not UTF-8 text", "give a text file with one class name per line"
         ) from None
 
 
@@ -465,7 +466,7 @@ def prepare(
                 tasks = f"{len(missing)} of {len(VTAB)} tasks are not in {place}: {', '.join(missing)}"
                 say(f"{tasks}; for each: vitctl data prepare NAME")
             if len(missing) == len(VTAB):
-                raise DataError(f"{place}: holds no data set of VTAB; see `vitctl data list`")
+                raise DataError(place, "holds no data set of VTAB", "see `vitctl data list`")
         else:
             sizes = prepare_data_set(
                 name,
@@ -510,13 +511,13 @@ def export_vtab1k(
     unknown = sorted(set(task or ()) - {row.name for row in VTAB})
     if unknown:
         raise DataError(
-            f"--task {unknown[0]}: not a task of VTAB; known: {', '.join(row.name for row in VTAB)}"
+            f"--task {unknown[0]}", f"not a task of VTAB; known: {', '.join(row.name for row in VTAB)}"
         )
     present = {holding.name for holding in list_inventory(root) if holding.state != ABSENT}
     chosen = [row for row in VTAB if row.name in (task or present)]
     if not chosen:
         raise DataError(
-            f"{root}: holds none of VTAB's data sets; make them with `vitctl data prepare NAME --root {root}`"
+            root, "holds none of VTAB's data sets", f"make them with `vitctl data prepare NAME --root {root}`"
         )
     export = export_task if form == "files" else export_shards
     out.mkdir(parents=True, exist_ok=True)

@@ -423,7 +423,7 @@ def flags_of(command: str, given: Mapping[str, Any]) -> Flags:
         if name not in rows:
             near = nearest(name, rows)
             hint = did_you_mean(near) if near else f"it takes {', '.join(rows)}"
-            raise RecipeError(f"{command}({name}=...): unknown; {hint}; recipe keys go into overrides")
+            raise RecipeError(f"{command}({name}=...)", "unknown", f"{hint}; recipe keys go into overrides")
         flags |= rows[name].values(as_python(value))
     check_flags(flags)
     return flags
@@ -450,8 +450,8 @@ def overrides_of(
         value = list(value) if isinstance(value, tuple) else value
         if value is not None and given.get(key, value) != value:
             raise RecipeError(
-                f"{flag.removesuffix(' alone')} sets {key} = {value!r}, and --set {key} = {given[key]!r}; "
-                f"leave one of them out"
+                f"{flag.removesuffix(' alone')} sets {key} = {value!r}, and --set {key} = {given[key]!r}",
+                fix="leave one of them out",
             )
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
     warmup = {"schedule.warmup_steps": 0, "schedule.warmup_epochs": 0.0}
@@ -483,7 +483,7 @@ def image_recipe(command: str, flags: Flags, sets: "Sequence[str | Override] | N
     loaded = load_recipe("evaluate", overrides_of(flags, sets), job="evaluate")
     for key in UNREAD[command]:
         if not loaded.origin(key).startswith(("default", "evaluate.toml:")):
-            raise RecipeError(f"{loaded.origin(key)} {key}: {command} does not read it; leave it out")
+            raise RecipeError(f"{loaded.origin(key)} {key}", f"{command} does not read it", "leave it out")
     return loaded
 
 
@@ -500,19 +500,21 @@ def check_flags(flags: Flags) -> None:
 
     for flag, (_, value) in flags.items():
         if flag not in _MAY_BE_EMPTY and value == "":
-            raise RecipeError(f"{flag} '': is empty; give a value, or leave {flag} out")
+            raise RecipeError(f"{flag} ''", "is empty", f"give a value, or leave {flag} out")
     given = [flag for flag in ("--data", "--dataset", "--synthetic") if flag in flags]
     if len(given) > 1 and given != ["--dataset", "--synthetic"]:
         raise RecipeError(
-            f"{given[0]} and {given[1]}: both name the source of the images; leave one of them out"
+            f"{given[0]} and {given[1]}", "both name the source of the images", "leave one of them out"
         )
     steps, epochs = value_of(flags, "--steps"), value_of(flags, "--epochs")
     if steps is not None and epochs is not None:
         shown = str(epochs).removesuffix(".0")
-        raise RecipeError(f"--steps {steps} and --epochs {shown} both set the length; give one of them")
+        raise RecipeError(f"--steps {steps} and --epochs {shown} both set the length", fix="give one of them")
     for flag, length in (("--steps", steps), ("--epochs", epochs)):
         if isinstance(length, int | float) and length <= 0:
-            raise RecipeError(f"{flag} {length:g}: should be above 0; omit {flag} to use the recipe's length")
+            raise RecipeError(
+                f"{flag} {length:g}", "should be above 0", f"omit {flag} to use the recipe's length"
+            )
 
 
 # Options of several commands that set no key of the recipe.

@@ -79,7 +79,7 @@ def finetune(
     Paper: Section 3.2, Appendix B.1.1
     """
     if threading.current_thread() is not threading.main_thread():
-        raise LaunchError("finetune: handles signals, so it runs in the main thread only; call it there")
+        raise LaunchError("finetune", "handles signals, so it runs in the main thread only", "call it there")
     given = flags_of("finetune", flags)
     _check_paths("out", out or "")
     check_local("out", out)
@@ -134,7 +134,7 @@ def predict(
     _check_paths("images", *given)
     check_counts(top=top)
     if not (isinstance(threshold, Real) and 0 <= threshold <= 1):
-        raise RecipeError(f"threshold = {threshold!r}: should be a probability, 0 to 1")
+        raise RecipeError(f"threshold = {threshold!r}", "should be a probability, 0 to 1")
     loaded = image_recipe("predict", flags_of("predict", flags), _parsed(overrides))
     assert isinstance(loaded.recipe, Evaluate)
     sources = find_images(
@@ -151,7 +151,7 @@ def predict(
 
 def _parsed(overrides: Mapping[str, Any] | None) -> list[Override]:
     if not isinstance(overrides or {}, Mapping):
-        raise RecipeError("overrides: should be a dictionary, from the dotted names of keys to values")
+        raise RecipeError("overrides", "should be a dictionary, from the dotted names of keys to values")
     return [Override(key, value, "overrides") for key, value in (overrides or {}).items()]
 
 
@@ -164,4 +164,4 @@ def _check_paths(name: str, *values: Any) -> None:
     for value in values:
         if not isinstance(value, str | Path):
             hint = "; load_classifier takes images and arrays" if name == "images" else ""
-            raise RecipeError(f"{name}: should be a path, not {type(value).__name__}{hint}")
+            raise RecipeError(name, f"should be a path, not {type(value).__name__}{hint}")

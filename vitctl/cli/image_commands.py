@@ -157,7 +157,7 @@ def _print_predictions(
     from vitctl.system.files import csv_text
 
     if format_ not in FORMATS:
-        raise RecipeError(f"--format {format_}: choose table, csv or jsonl")
+        raise RecipeError(f"--format {format_}", "choose table, csv or jsonl")
     width = max(len("image"), min(_WIDEST_NAME, max((_width(name) for name in names), default=0)))
     header = {"table": f"{'image':{width}}  probability  class\n", "csv": csv_text([CSV_HEADER]), "jsonl": ""}
     text = header[format_]
@@ -264,7 +264,7 @@ def inspect(
     sources = from_ or []
     check_flags({"--from": ("weights.source", "")} if "" in sources else {})
     if images and (named := [flag for flag in ("--data", "--dataset", "--split") if flag in flags]):
-        raise RecipeError(f"{images[0]} and {named[0]}: both name images; leave one of them out")
+        raise RecipeError(f"{images[0]} and {named[0]}", "both name images", "leave one of them out")
     overrides = [Override("machine.precision", "float32", "vitctl inspect"), *overrides_of(flags, set_)]
     recipe = fitted(load_recipe("evaluate", overrides, job="evaluate"), with_timeout=False).recipe
     assert isinstance(recipe, Evaluate)

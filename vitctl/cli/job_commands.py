@@ -125,7 +125,7 @@ def resume(
             if (run / LOCK).is_file()
             else "not a run folder, it has no recipe.toml; `vitctl runs` lists the runs here"
         )
-        raise CheckpointError(f"{run}: {then}")
+        raise CheckpointError(run, then)
     overrides = overrides_of(flags, set_)
     overrides += started_processes(member, batch, overrides)
     run, overrides = enter_start_folder(run, overrides)
@@ -137,7 +137,7 @@ def resume(
         if "no such folder" not in str(error):
             raise
         moved = f"if it moved, name its place: vitctl resume {typed(run)} --data PLACE"
-        raise DataError(f"{error}; {moved}") from None
+        raise DataError(error, fix=moved) from None
 
 
 @takes_flags
@@ -162,7 +162,7 @@ def fewshot(
             flags["--shots"] = ("fewshot.shots", tuple(int(part) for part in shots.split(",")))
         except ValueError:
             raise RecipeError(
-                f"--shots {shots}: write numbers with commas between them, e.g. --shots 1,5,10,25"
+                f"--shots {shots}", "write numbers with commas between them, e.g. --shots 1,5,10,25"
             ) from None
     dataset = value_of(flags, "--dataset")
     if dataset and "," in dataset:
@@ -275,12 +275,12 @@ def export(
         if to and not set(to) & set(formats):
             single = [name for name in formats if not FORMATS[name].in_folder] or formats
             raise RecipeError(
-                f"--out {out}: a {out.suffix} file is for --to {', '.join(single)}, "
-                f"not for --to {', '.join(to)}"
+                f"--out {out}",
+                f"a {out.suffix} file is for --to {', '.join(single)}, not for --to {', '.join(to)}",
             )
         flags["--out"] = ("export.file", str(out))
     if fp16 and int8:
-        raise RecipeError("--fp16 and --int8: a file has one precision; leave one of them out")
+        raise RecipeError("--fp16 and --int8", "a file has one precision", "leave one of them out")
     if fp16 or int8:
         flags["--fp16, --int8"] = ("export.precision", "float16" if fp16 else "int8")
     run_job("export", recipe, flags, set_=set_, out=None if formats else out)

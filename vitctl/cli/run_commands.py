@@ -72,9 +72,9 @@ def compare(
         from vitctl.report.compare import compare_runs
 
     if len(runs) < 2:
-        raise CheckpointError(f"{runs[0]}: give at least two runs to compare")
+        raise CheckpointError(runs[0], "give at least two runs to compare")
     if missing := [run for run in runs if not run.is_dir()]:
-        raise CheckpointError(f"{missing[0]}: no such folder; give run folders, such as {RUNS}/NAME")
+        raise CheckpointError(missing[0], "no such folder", f"give run folders, such as {RUNS}/NAME")
     result = compare_runs(runs)
     names = [run.name for run in runs]
     rows = [(name, *(_number(value, name) for value in values)) for name, values in result.numbers]
@@ -164,7 +164,7 @@ def verify(
         from vitctl.verify.run_check import verify as check
 
     if is_running(run_of(run)):
-        raise LaunchError(f"{run}: is still running; verify it after it has ended")
+        raise LaunchError(run, "is still running", "verify it after it has ended")
     states, unchecked = set[str](), dict[str, None]()
     if (run_of(run) / RECIPE).is_file():
         here, given = Path.cwd(), [Override("data.path", data), Override("weights.source", from_)]
@@ -225,7 +225,7 @@ def _list(folder: Path | None) -> None:
     from vitctl.launch.listing import list_runs
 
     if folder is not None and not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; give the folder of the runs with --in")
+        raise CheckpointError(folder, "no such folder", "give the folder of the runs with --in")
     lines = list_runs(folder or RUNS)
     if lines:
         show_list(lines, folder or RUNS)

@@ -49,7 +49,7 @@ def run_job(
 
     for flag, given in (("--all", all_), ("--device", device is not None)):
         if given and not dry_run:
-            raise RecipeError(f"{flag} needs --dry-run: it is about the plan")
+            raise RecipeError(f"{flag} needs --dry-run", "it is about the plan")
     member, batch = start_command(), batch_job(slurm, k8s)
     if not (dry_run or batch):
         ignore_output_errors()
@@ -195,8 +195,9 @@ def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool =
             return loaded
     elif not is_alone:
         raise DataError(
-            f"{data.path}: photos, and several processes would convert them to shards; convert them first "
-            f"with `vitctl data shards {typed(data.path)} FOLDER`, and give --data FOLDER"
+            data.path,
+            "photos, and several processes would convert them to shards",
+            f"convert them first with `vitctl data shards {typed(data.path)} FOLDER`, and give --data FOLDER",
         )
     if not dry_run:
         weights = getattr(loaded.recipe, "weights", None)
@@ -265,7 +266,7 @@ def batch_job(slurm: str | None, k8s: str | None) -> "Resources | None":
     from vitctl.launch.jobset import JobSet
 
     if slurm is not None and k8s is not None:
-        raise LaunchError("--slurm and --k8s: each writes a job of its own; leave one of them out")
+        raise LaunchError("--slurm and --k8s", "each writes a job of its own", "leave one of them out")
     if slurm is not None:
         return Job.parse(slurm)
     return JobSet.parse(k8s) if k8s is not None else None
@@ -353,5 +354,5 @@ def launch_config(
             f"--nodes and --restarts start processes, and so does {starter.launcher}: leave one of them out"
         )
     if config.nodes > 1 and out is None:
-        raise LaunchError(f"--nodes {nodes}: give all machines the same run folder with --out")
+        raise LaunchError(f"--nodes {nodes}", "give all machines the same run folder with --out")
     return config

@@ -51,7 +51,7 @@ def serve(
             from vitctl.jobs.http_server import application, listen, open_batcher, run_server
         except ImportError as error:
             raise LaunchError(
-                f"serve: {error.name} is not installed; run: pip install 'vitctl[serve]'"
+                "serve", f"{error.name} is not installed", "run: pip install 'vitctl[serve]'"
             ) from None
 
     def note(text: str) -> None:

@@ -120,7 +120,7 @@ def _members(source: Source, sample: int, label: int | list[int], epoch: int) ->
         image = source.read(sample)
     except BadSample as error:
         raise DataError(
-            f"{source.location(sample)}: sample {sample_key(source, sample)} cannot be read ({error})"
+            source.location(sample), f"sample {sample_key(source, sample)} cannot be read ({error})"
         ) from None
     name, text = label_text(label if isinstance(label, int) else tuple(one for one in label if one >= 0))
     about = {"__key__": source.key(sample), "__url__": source.location(sample), "__epoch__": epoch}

@@ -166,9 +166,9 @@ def check_resumable(
     with raised_on_all():
         if saved.step > total_steps:
             raise CheckpointError(
-                f"{saved.folder}: checkpoint of step {saved.step}, but this run ends at step "
-                f"{total_steps}; set schedule.total_steps to {saved.step} or more, or choose another folder "
-                f"with --out"
+                saved.folder,
+                f"checkpoint of step {saved.step}, but this run ends at step {total_steps}",
+                f"set schedule.total_steps to {saved.step} or more, or choose another folder with --out",
             )
         if own is not None and runtime.is_main:
             return own.check(saved, can_go_on=can_go_on)
@@ -187,18 +187,19 @@ def _read_chosen(runtime: Runtime, root: Path, chosen: dict[str, str]) -> SavedC
     try:
         if (newest := newest_name(root)) > chosen["newest"]:
             raise CheckpointError(
-                f"{root / newest}: seen by {who} but not by process 0, which would start from an earlier "
-                f"step; {fix}"
+                root / newest,
+                f"seen by {who} but not by process 0, which would start from an earlier step",
+                fix,
             )
         if not chosen["name"]:
             return None
         saved = _read_as(who, folder, fix)
     except PermissionError as error:
         raise CheckpointError(
-            f"{error.filename}: permission denied for {who}; fix its permissions, then resume"
+            error.filename, f"permission denied for {who}", "fix its permissions, then resume"
         ) from None
     if saved.digest != chosen["digest"]:
-        raise CheckpointError(f"{folder}: {who} reads a different checkpoint there than process 0; {fix}")
+        raise CheckpointError(folder, f"{who} reads a different checkpoint there than process 0", fix)
     return saved
 
 
@@ -208,7 +209,7 @@ def _read_as(who: str, folder: Path, fix: str) -> SavedCheckpoint:
         return read_checkpoint(folder, by_size=SavedCheckpoint(folder, read_state(folder)).is_in_parts)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{error}, when {who} reads it; process 0 reads it without an error; {fix}"
+            f"{error}, when {who} reads it; process 0 reads it without an error", fix=fix
         ) from None
 
 
@@ -235,8 +236,9 @@ def agreed_tensors(
             }
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it "
-                f"({error}); check its disk, then resume"
+                saved.folder,
+                f"process {runtime.rank} on {socket.gethostname()} could not read it ({error})",
+                "check its disk, then resume",
             ) from error
     return read
 
@@ -274,7 +276,7 @@ def check_same_state(
     words = sum(file.get(WORDS, 0) for file in saved.state["files"].values()) if saved is not None else 0
     if saved is not None and saved.is_in_parts and total != words * copies % 2**64:
         raise LaunchError(
-            f"{saved.folder}: the processes hold other weights or optimizer state than were saved; {_FAILING}"
+            saved.folder, "the processes hold other weights or optimizer state than were saved", _FAILING
         )
 
 
@@ -376,8 +378,9 @@ class Identity:
             before = MadeOf.model_validate(saved.state.get(KEY)).model_dump()
         except ValidationError:
             raise CheckpointError(
-                f"{self.folder}: {name} does not record its data and recipe; it was modified: delete it to "
-                f"resume from the previous one"
+                self.folder,
+                f"{name} does not record its data and recipe; it was modified: delete it to "
+                "resume from the previous one",
             ) from None
         differing = identity_differences(before, self.made_of)
         root = run_of(self.folder)
@@ -398,7 +401,7 @@ class Identity:
                 fix += "; it is finished, so that nothing of it would be trained with these"
             elif self._fits(saved):
                 fix += f", or resume anyway with: vitctl resume {typed(root)}{_flags(root)} {keys}"
-            raise CheckpointError(f"{self.folder}: {name} was trained with other inputs: {words}; {fix}")
+            raise CheckpointError(self.folder, f"{name} was trained with other inputs: {words}", fix)
         said = [*allowed["said"], *(text for _, text in differing)]
         write_json(
             root / ALLOWED,

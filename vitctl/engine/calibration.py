@@ -83,8 +83,10 @@ def fit_temperature(logits: Tensor, classes: Tensor) -> float:
 
     if slope(_LOWEST) <= 0 or slope(_HIGHEST) >= 0:
         raise DataError(
-            f"evaluation.fit_temperature: the best temperature for these {len(logits):,} images is not "
-            f"between {_LOWEST:g} and {_HIGHEST:g}; give more images"
+            "evaluation.fit_temperature",
+            f"the best temperature for these {len(logits):,} images is not between {_LOWEST:g} "
+            f"and {_HIGHEST:g}",
+            "give more images",
         )
     low, high = np.log([_LOWEST, _HIGHEST])
     for _ in range(_HALVINGS):

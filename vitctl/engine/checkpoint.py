@@ -172,8 +172,8 @@ def save_checkpoint(
             raise CheckpointError(problem)
         if peers.part == 0 and final.exists() and _is_whole(final):
             raise CheckpointError(
-                f"{final}: already exists and is complete; it is never replaced: move it, or choose another "
-                f"folder"
+                final,
+                "already exists and is complete; it is never replaced: move it, or choose another folder",
             )
         aside.mkdir(parents=True, exist_ok=True)
         for name in sorted({OPTIMIZER, *tensors}):
@@ -276,7 +276,7 @@ def read_checkpoint(
     """
     state = read_state(folder)
     if state.pop("sha256", None) != json_digest(state):
-        raise CheckpointError(f"{folder}: damaged checkpoint: {STATE} changed since it was written")
+        raise CheckpointError(folder, f"damaged checkpoint: {STATE} changed since it was written")
     for name, recorded in state["files"].items():
         if only not in ("", name_of(name)):
             continue
@@ -284,7 +284,7 @@ def read_checkpoint(
         is_of_others = number is not None and (int(number[1]) - 1) % share[1] != share[0]
         if not _matches_record(folder / name, recorded, by_size or is_of_others):
             raise CheckpointError(
-                f"{folder}: damaged checkpoint: {name} is missing or changed since it was written"
+                folder, f"damaged checkpoint: {name} is missing or changed since it was written"
             )
     return SavedCheckpoint(folder, state)
 
@@ -345,7 +345,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         PermissionError: there is no permission to read it.
     """
     path = folder / STATE
-    torn = CheckpointError(f"{folder}: damaged checkpoint: {STATE} is missing or truncated")
+    torn = CheckpointError(folder, f"damaged checkpoint: {STATE} is missing or truncated")
     try:
         if not path.is_file():
             raise torn
@@ -358,7 +358,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     is_known = isinstance(state, dict) and state.get("format") in (FORMAT, PARTS_FORMAT)
     if isinstance(state, dict) and isinstance(state.get("files"), dict) and not is_known:
         said = one_line(str(state.get("format"))[:100])
-        raise CheckpointError(f"{folder}: {STATE} says '{said}', this vitctl reads {FORMAT!r}")
+        raise CheckpointError(folder, f"{STATE} says '{said}', this vitctl reads {FORMAT!r}")
     try:
         _State.model_validate(state)
     except ValidationError:
@@ -709,9 +709,9 @@ def check_space(root: Path, model: nn.Module, average: Average | None, *, slots:
     free = _free_bytes(root)
     if free + there < one * (kept + 1):
         raise CheckpointError(
-            f"{root}: {bytes_text(free)} is free, but the checkpoints of this run need "
-            f"{bytes_text(one * (kept + 1) - there)} "
-            f"more ({kept} kept and one being written, {bytes_text(one)} each); free some space, choose "
-            f"another folder with --out, or "
-            "lower checkpoint.keep_last or keep_best"
+            root,
+            f"{bytes_text(free)} is free, but the checkpoints of this run need "
+            f"{bytes_text(one * (kept + 1) - there)} more ({kept} kept and one being written, "
+            f"{bytes_text(one)} each)",
+            "free some space, choose another folder with --out, or lower checkpoint.keep_last or keep_best",
         )

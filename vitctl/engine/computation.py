@@ -45,9 +45,9 @@ def largest_micro_batch(fits: Callable[[int], bool], share: int) -> int:
     while not fits(-(-share // enough)):
         if enough == share:
             raise LaunchError(
-                "machine.micro_batch = -1: not even one image at a time fits on this device; set "
-                "machine.checkpoint_blocks = 1, "
-                "machine.sharding = 'fsdp', or use a smaller model"
+                "machine.micro_batch = -1",
+                "not even one image at a time fits on this device",
+                "set machine.checkpoint_blocks = 1, machine.sharding = 'fsdp', or use a smaller model",
             )
         too_few, enough = enough, min(2 * enough, share)
     while enough - too_few > 1:
@@ -122,12 +122,12 @@ def read_kept(path: Path) -> MicroBatch:
     try:
         value: Any = read_json(path, _MOST_KEPT_BYTES, error=CheckpointError)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; delete it to choose again") from None
+        raise CheckpointError(error, fix="delete it to choose again") from None
     try:
         return MicroBatch.model_validate(value)
     except ValidationError as error:
         where = ".".join(map(str, error.errors(include_input=False)[0]["loc"])) or "its value"
-        raise CheckpointError(f"{path}: {where} is invalid; delete the file to choose again") from None
+        raise CheckpointError(path, f"{where} is invalid", "delete the file to choose again") from None
 
 
 MICRO_BATCH = "micro_batch.json"
@@ -182,10 +182,9 @@ def choose_micro_batch(
         return most_images(recipe.machine.micro_batch, share)
     if is_sharded(model):
         raise LaunchError(
-            "machine.micro_batch = -1 cannot find the largest micro-batch with machine.sharding = 'fsdp', "
-            "where a process "
-            "that runs out of memory "
-            "blocks the others; set machine.micro_batch, and see `vitctl pretrain --dry-run`"
+            "machine.micro_batch = -1 cannot find the largest micro-batch with machine.sharding "
+            "= 'fsdp', where a process that runs out of memory blocks the others",
+            fix="set machine.micro_batch, and see `vitctl pretrain --dry-run`",
         )
     device = torch.cuda.get_device_name(runtime.device) if runtime.device.type == "cuda" else "CPU"
     setting = {"share": share, "device": device, "precision": runtime.precision}
@@ -340,8 +339,10 @@ def exact(runtime: Runtime, threads: int) -> Iterator[None]:
             raise
         operation = str(error).split(_NOT_DETERMINISTIC)[0].strip()[:100]
         raise LaunchError(
-            f"schedule.lanes: {operation} has no deterministic kernel on this {runtime.device.type} "
-            f"device, so results cannot be exact to the bit; train with schedule.lanes = 0"
+            "schedule.lanes",
+            f"{operation} has no deterministic kernel on this {runtime.device.type} device, so "
+            "results cannot be exact to the bit",
+            "train with schedule.lanes = 0",
         ) from error
     finally:
         torch.use_deterministic_algorithms(before[1])

@@ -242,7 +242,7 @@ def top_predictions(
     with _packed(runtime, model):
         found = _table(runtime, batches, best, num_images, stop, everywhere=True)
     if runtime.sum([float(len(finite) - torch.stack(finite).sum())])[0]:
-        raise DataError(f"{NOT_FINITE}; use other weights")
+        raise DataError(NOT_FINITE, fix="use other weights")
     return found
 
 

@@ -60,7 +60,8 @@ def choose_shots(
         if len(of_class) < shots:
             raise DataError(
                 f"class {repr(class_names[label]) if class_names else label} has "
-                f"{count_text(len(of_class), 'training image')}, {shots} are needed; {fix}"
+                f"{count_text(len(of_class), 'training image')}, {shots} are needed",
+                fix=fix,
             )
         chosen.append(of_class[:shots])
     return np.concatenate(chosen)

@@ -94,7 +94,7 @@ def no_permission(error: PermissionError) -> CheckpointError:
     steps.
     """
     return CheckpointError(
-        f"{error.filename}: permission denied; fix its permissions, or remove it to continue without it"
+        error.filename, "permission denied", "fix its permissions, or remove it to continue without it"
     )
 
 
@@ -467,7 +467,7 @@ def read_allowed(run_dir: Path) -> dict[str, list[str]]:
     if not isinstance(fields, dict) or not all(
         isinstance(fields.get(name), list) for name in ("now", "before")
     ):
-        raise CheckpointError(f"{run_dir / ALLOWED}: damaged, or not written by --allow; remove it")
+        raise CheckpointError(run_dir / ALLOWED, "damaged, or not written by --allow", "remove it")
     return {"said": [], **fields}
 
 

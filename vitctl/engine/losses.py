@@ -116,7 +116,8 @@ def classification_loss(
         targets = multi_hot(labels, num_classes).to(logits.dtype)
     else:
         raise DataError(
-            f"loss '{name}' needs one label per image and these may have several; use loss.name = 'sigmoid'"
+            f"loss '{name}' needs one label per image and these may have several",
+            fix="use loss.name = 'sigmoid'",
         )
     if label_smoothing and smoothing == "per_class":
         targets = targets * (1 - 2 * label_smoothing) + label_smoothing

@@ -218,11 +218,13 @@ def join(
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, ValueError) as error:
         raise LaunchError(
-            f"process {os.environ.get('RANK')} on {socket.gethostname()}: the {os.environ.get('WORLD_SIZE')} "
-            f"processes did not "
-            f"all connect to {place} in {time.monotonic() - began:.0f} s "
-            f"({str(error).splitlines()[0][:200]}); check that all were started and that every node can "
-            f"reach that address, or raise machine.start_timeout = {seconds:g}"
+            f"process {os.environ.get('RANK')} on {socket.gethostname()}: the "
+            f"{os.environ.get('WORLD_SIZE')} processes did not all connect to {place} in "
+            f"{time.monotonic() - began:.0f} s ({str(error).splitlines()[0][:200]})",
+            fix=(
+                "check that all were started and that every node can reach that address, or raise "
+                f"machine.start_timeout = {seconds:g}"
+            ),
         ) from error
     finally:
         waiting.cancel()
@@ -646,8 +648,9 @@ def start(
     )
     if accelerator.num_processes != processes:
         raise LaunchError(
-            f"machine.processes = {processes}: {accelerator.num_processes} processes were started; start "
-            f"{processes}, or set machine.processes to {accelerator.num_processes}"
+            f"machine.processes = {processes}",
+            f"{accelerator.num_processes} processes were started",
+            f"start {processes}, or set machine.processes to {accelerator.num_processes}",
         )
     return Runtime(torch.device(accelerator.device), chosen, accelerator)
 
@@ -667,29 +670,32 @@ def device_and_precision(device: str, precision: str, trackers: tuple[str, ...] 
     """Return whether the CPU computes, and the precision. Args, Raises: as `start`."""
     if lacking := sorted({*trackers} - {str(name) for name in get_available_trackers()}):
         raise LaunchError(
-            f"log.trackers: {', '.join(lacking)} is not installed here, or unknown to accelerate"
+            "log.trackers", f"{', '.join(lacking)} is not installed here, or unknown to accelerate"
         )
     if device == "cuda" and not torch.cuda.is_available():
         raise LaunchError(
-            "machine.device = 'cuda': PyTorch finds no GPU (`vitctl doctor` shows why); use 'auto'"
+            "machine.device = 'cuda'", "PyTorch finds no GPU (`vitctl doctor` shows why)", "use 'auto'"
         )
     cpu = device == "cpu" or not torch.cuda.is_available()
     given = next((name for name in _GPUS if os.environ.get(name, "") not in _NO_GPUS), "")
     if given and cpu and device == "auto":
         raise LaunchError(
-            f"{given}={one_line(os.environ[given][:50])} gives this process GPUs, and PyTorch finds none "
-            f"(`vitctl doctor` shows why); correct the driver or the installation, or set machine.device to "
-            f"'cpu'"
+            f"{given}={one_line(os.environ[given][:50])} gives this process GPUs, and PyTorch "
+            "finds none (`vitctl doctor` shows why)",
+            fix="correct the driver or the installation, or set machine.device to 'cpu'",
         )
     chosen = best_precision(cpu) if precision == "auto" else precision
     if chosen == "bf16" and not cpu and not torch.cuda.is_bf16_supported():
         raise LaunchError(
-            "machine.precision = 'bf16': this GPU has no bf16; set machine.precision to 'float32' or 'auto'"
+            "machine.precision = 'bf16'",
+            "this GPU has no bf16",
+            "set machine.precision to 'float32' or 'auto'",
         )
     if chosen == "tf32" and (cpu or not torch.cuda.is_tf32_supported()):
         raise LaunchError(
-            "machine.precision = 'tf32': needs an NVIDIA GPU of 2020 or later; set machine.precision to "
-            "'float32' or 'auto'"
+            "machine.precision = 'tf32'",
+            "needs an NVIDIA GPU of 2020 or later",
+            "set machine.precision to 'float32' or 'auto'",
         )
     # Convolutions use it by torch's default, matrix products do not.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = chosen == "tf32"

@@ -41,16 +41,16 @@ def checked_steps(num_images: int, schedule: Schedule, processes: int) -> int:
     s = schedule
     if s.batch_size < processes:
         raise RecipeError(
-            f"schedule.batch_size = {s.batch_size} is less than machine.processes = {processes}; "
-            f"set --processes to {s.batch_size} or less, or a larger --batch-size"
+            f"schedule.batch_size = {s.batch_size} is less than machine.processes = {processes}",
+            fix=f"set --processes to {s.batch_size} or less, or a larger --batch-size",
         )
     steps = total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
     if steps <= warmup_of(s, num_images):
         key = "warmup_epochs" if s.warmup_epochs else "warmup_steps"
         raise RecipeError(
             f"{steps} steps ({s.total_epochs:g} epochs of {num_images:,} images in batches of "
-            f"{s.batch_size}) end within schedule.{key} = {getattr(s, key)}; lower it, or train "
-            f"longer"
+            f"{s.batch_size}) end within schedule.{key} = {getattr(s, key)}",
+            fix="lower it, or train longer",
         )
     return steps
 
@@ -99,8 +99,8 @@ def check_falls(recipe: Pretrain | Finetune) -> None:
     lr = min(tried or [recipe.optimizer.lr])
     if s.decay in ("linear", "cosine") and s.end_lr > lr:
         raise RecipeError(
-            f"schedule.end_lr = {s.end_lr:g} is above the learning rate {lr:g}, which would rise to "
-            f"it; lower it, e.g. --set schedule.end_lr=0"
+            f"schedule.end_lr = {s.end_lr:g} is above the learning rate {lr:g}, which would rise to it",
+            fix="lower it, e.g. --set schedule.end_lr=0",
         )
 
 
@@ -144,22 +144,24 @@ def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
         data = recipe.data
         if (data.mixup_alpha or data.cutmix_alpha) and 2 * s.lanes > s.batch_size:
             raise RecipeError(
-                f"schedule.lanes = {s.lanes} with schedule.batch_size = {s.batch_size}: MixUp and CutMix "
-                f"blend images of one lane, "
-                f"which needs two images; set {s.batch_size // 2} lanes or fewer"
+                f"schedule.lanes = {s.lanes} with schedule.batch_size = {s.batch_size}: MixUp and "
+                "CutMix blend images of one lane, which needs two images",
+                fix=f"set {s.batch_size // 2} lanes or fewer",
             )
     if isinstance(machine, ShardedMachine) and machine.divides_model:
         raise RecipeError(
-            f"machine.sharding = '{machine.sharding}' sums gradients in an order that schedule.lanes cannot "
-            f"control; set machine.sharding = 'none' or schedule.lanes = 0"
+            f"machine.sharding = '{machine.sharding}' sums gradients in an order that "
+            "schedule.lanes cannot control",
+            fix="set machine.sharding = 'none' or schedule.lanes = 0",
         )
     lanes = Lanes(s.batch_size, s.lanes, s.leaf_images)
     if num_processes > lanes.num_leaves:
         raise RecipeError(
             f"machine.processes = {num_processes} is more than the leaves of the batch "
-            f"({in_words(lanes)}), and "
-            "every process needs one; use fewer processes or, for a new run, more schedule.lanes or a "
-            "smaller schedule.leaf_images"
+            f"({in_words(lanes)}), and every process needs one",
+            fix=(
+                "use fewer processes or, for a new run, more schedule.lanes or a smaller schedule.leaf_images"
+            ),
         )
     return lanes
 

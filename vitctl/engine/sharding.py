@@ -61,14 +61,16 @@ def shard_as(
         return ""
     if probed:
         raise LaunchError(
-            f"fewshot_probe.every_steps needs model features, which machine.sharding = '{machine.sharding}' "
-            "does not support; set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
+            "fewshot_probe.every_steps needs model features, which machine.sharding = "
+            f"'{machine.sharding}' does not support",
+            fix="set fewshot_probe.every_steps = 0 or machine.sharding = 'none'",
         )
     gathers_bf16 = machine.sharding_dtype == "bf16"
     if gathers_bf16 and runtime.precision != "bf16":
         raise LaunchError(
-            f"machine.sharding_dtype = 'bf16': this run computes in {runtime.precision}, and would lose "
-            f"precision; set machine.precision to 'bf16' or machine.sharding_dtype to 'float32'"
+            "machine.sharding_dtype = 'bf16'",
+            f"this run computes in {runtime.precision}, and would lose precision",
+            "set machine.precision to 'bf16' or machine.sharding_dtype to 'float32'",
         )
     machine.shards(runtime.num_processes)  # raises where they cannot be divided so
     given = model.state_dict()

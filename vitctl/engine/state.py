@@ -73,9 +73,10 @@ class Counts:
         """
         if self.skipped_in_a_row >= MAX_IN_A_ROW:
             raise VitctlError(
-                f"step {step}: the last {MAX_IN_A_ROW} updates were not finite ({result}) and were skipped, "
-                f"training stopped; {where} has norms and sample keys; lower optimizer.lr, set "
-                f"optimizer.clip_norm, or lengthen schedule.warmup_steps"
+                f"step {step}",
+                f"the last {MAX_IN_A_ROW} updates were not finite ({result}) and were skipped, "
+                f"training stopped; {where} has norms and sample keys",
+                "lower optimizer.lr, set optimizer.clip_norm, or lengthen schedule.warmup_steps",
             )
 
     def check_share(self, steps: int, where: Path) -> None:
@@ -87,9 +88,10 @@ class Counts:
         """
         if 2 * self.num_skipped > steps:
             raise VitctlError(
-                f"{self.num_skipped} of {steps} updates were not finite and were skipped: this is not the "
-                f"training that the recipe describes, so no result was written; {where} has norms and sample "
-                f"keys; lower optimizer.lr, set optimizer.clip_norm, or lengthen schedule.warmup_steps"
+                f"{self.num_skipped} of {steps} updates were not finite and were skipped: this is "
+                f"not the training that the recipe describes, so no result was written; {where} "
+                "has norms and sample keys",
+                fix="lower optimizer.lr, set optimizer.clip_norm, or lengthen schedule.warmup_steps",
             )
 
 
@@ -326,7 +328,7 @@ class RunState:
         if saved is not None:
             with raised_on_all():
                 if runtime.is_main and (problem := foreign(saved, {})):
-                    raise CheckpointError(f"{saved.folder}: {problem}; {MOVE_IT}")
+                    raise CheckpointError(saved.folder, problem, MOVE_IT)
             if runtime.is_main:
                 scored = Score.by_step(read_records(log.folder / LOG))
                 self.scores |= {
@@ -356,8 +358,9 @@ class RunState:
             if "loading state_dict" not in str(error):
                 raise
             raise CheckpointError(
-                f"{saved.folder}: is of a network of other sizes; undo the change of model, image size or "
-                f"classes, or choose another folder with --out"
+                saved.folder,
+                "is of a network of other sizes",
+                "undo the change of model, image size or classes, or choose another folder with --out",
             ) from None
         load_optimizer_tensors(self.optimizer, self.network, read[OPTIMIZER])
         self.counts = Counts(**{name: int(saved.state.get(name, 0)) for name in asdict(Counts())})
@@ -376,8 +379,10 @@ class RunState:
         with raised_on_all():
             if self._runtime.is_main and (problem := self._log.problem_of(saved)):
                 raise CheckpointError(
-                    f"{saved.folder}: {problem}; copy the files of the run back, or delete this folder to "
-                    f"resume from the checkpoint before it"
+                    saved.folder,
+                    problem,
+                    "copy the files of the run back, or delete this folder to resume from the "
+                    "checkpoint before it",
                 )
         self.resumed_from = saved.digest
 

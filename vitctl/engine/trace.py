@@ -383,9 +383,7 @@ def _parsed(line: bytes, where: str) -> StepLine | StartLine | None:
         return (StartLine if fields.get("kind") == START else StepLine).model_validate(fields)
     except ValidationError as error:
         name = ".".join(map(str, error.errors(include_input=False)[0]["loc"])) or "its value"
-        raise CheckpointError(
-            f"{where}: not a record of a step ({name[:80]}); the file was modified"
-        ) from None
+        raise CheckpointError(where, f"not a record of a step ({name[:80]}); the file was modified") from None
 
 
 def record_problem(saved: SavedCheckpoint, steps: Steps | None, weights: str = "") -> str:

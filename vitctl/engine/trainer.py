@@ -194,10 +194,13 @@ class Trainer:
         read, allowed = step * self.recipe.schedule.batch_size, self.recipe.data.max_bad_fraction
         if (num_bad := self.state.counts.num_bad) > allowed * max(read, BUDGET_FLOOR):
             raise DataError(
-                f"{num_bad} of {read} images read so far cannot be used, more than data.max_bad_fraction = "
-                f"{allowed:g} allows; {self.log.bad_samples()} lists them: {self.log.bad_reasons()}; fix the "
-                f"data, or resume with: vitctl resume {typed(self.log.folder)} --set "
-                f"data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
+                f"{num_bad} of {read} images read so far cannot be used, more than "
+                f"data.max_bad_fraction = {allowed:g} allows; {self.log.bad_samples()} lists "
+                f"them: {self.log.bad_reasons()}",
+                fix=(
+                    f"fix the data, or resume with: vitctl resume {typed(self.log.folder)} --set "
+                    "data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
+                ),
             )
 
     # Evaluation by schedule

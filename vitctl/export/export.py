@@ -143,7 +143,9 @@ def export(
         RecipeError,
         (
             options.flip_average and not config.num_classes,
-            f"export.flip_average: {found.path} has no head, whose logits it would average; leave it out",
+            "export.flip_average",
+            f"{found.path} has no head, whose logits it would average",
+            "leave it out",
         ),
     )
     model, _ = loaded_model(found, 0, torch.float32)
@@ -227,14 +229,16 @@ def _graph(found: FoundWeights, plain: Raw, options: Export) -> Raw:
     meta = found.weights.meta
     if options.include_preprocess and not meta.keys() >= _RESIZING:
         raise RecipeError(
-            f"--include-preprocess: {found.path} does not record how images are resized; leave the flag "
-            f"out, and resize images yourself"
+            "--include-preprocess",
+            f"{found.path} does not record how images are resized",
+            "leave the flag out, and resize images yourself",
         )
     transform = stored_transform(meta) if options.include_preprocess else None
     if transform is not None and transform.resample not in IN_GRAPHS:
         raise RecipeError(
-            f"--include-preprocess: graphs resize by {', '.join(IN_GRAPHS)}, not by {transform.resample}; "
-            f"leave the flag out, or choose one with data.eval_resample"
+            "--include-preprocess",
+            f"graphs resize by {', '.join(IN_GRAPHS)}, not by {transform.resample}",
+            "leave the flag out, or choose one with data.eval_resample",
         )
     return Raw(
         plain.model,
@@ -301,8 +305,9 @@ def _opened(request: ExportRequest, file: Path) -> dict[str, Opened]:
                 opened[f"{file}, opened by {package}"] = found
         except Exception as error:  # whatever they raise for what they do not know
             raise CheckpointError(
-                f"{file}: {package} {version(package)} cannot open it ({one_line(str(error))}), so it was "
-                f"not kept; pip install --upgrade {package}, or export where it is not installed"
+                file,
+                f"{package} {version(package)} cannot open it ({one_line(str(error))}), so it was not kept",
+                f"pip install --upgrade {package}, or export where it is not installed",
             ) from error
     return opened
 

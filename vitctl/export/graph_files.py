@@ -69,7 +69,7 @@ def open_onnx(_request: ExportRequest, path: Path) -> Opened:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's classes of errors share no base
         text = str(error).splitlines()[0]
-        raise CheckpointError(f"{path}: onnxruntime cannot open it ({text}); it was not kept") from error
+        raise CheckpointError(path, f"onnxruntime cannot open it ({text}); it was not kept") from error
 
     def run(images: Tensor) -> list[np.ndarray]:
         return list(session.run(None, {INPUT: images.numpy()}))

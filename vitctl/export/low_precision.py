@@ -145,9 +145,10 @@ def _refuse_overflow(full: Path, ranges: dict[str, Any], path: Path) -> str:
     for name, largest in sizes:
         if not largest <= LARGEST_FLOAT16:
             raise CheckpointError(
-                f"{path}: float16 overflows in {name}: {largest:.3g}, above its maximum of "
-                f"{LARGEST_FLOAT16:,.0f}; the "
-                f"file was not kept; export it without --fp16"
+                path,
+                f"float16 overflows in {name}: {largest:.3g}, above its maximum of "
+                f"{LARGEST_FLOAT16:,.0f}; the file was not kept",
+                "export it without --fp16",
             )
     largest, row = max(activations, key=lambda pair: pair[0])
     return f"the largest activation is {largest:,.4g} in {row['layer']}"

@@ -40,19 +40,22 @@ def write_peft(request: ExportRequest, folder: Path) -> Written:
     config, lora, adapters = found.weights.config, found.weights.meta.get("lora"), _adapters(found)
     if not lora or not adapters:
         raise CheckpointError(
-            f"{found.path}: has no adapters beside it, which a run of `vitctl finetune --set lora.rank=8` "
-            f"keeps; export these weights with --to timm, hf or onnx"
+            found.path,
+            "has no adapters beside it, which a run of `vitctl finetune --set lora.rank=8` keeps",
+            "export these weights with --to timm, hf or onnx",
         )
     if lora["from_image_size"] != config.image_size:
         raise CheckpointError(
-            f"{found.path}: its positions were resized from {lora['from_image_size']} to "
-            f"{config.image_size} pixels, and peft stores adapters and head alone; export the merged weights "
-            f"with --to timm, hf or onnx"
+            found.path,
+            f"its positions were resized from {lora['from_image_size']} to {config.image_size} "
+            "pixels, and peft stores adapters and head alone",
+            "export the merged weights with --to timm, hf or onnx",
         )
     if problems := "; ".join(huggingface.LAYOUT.misfits(config)):
         raise CheckpointError(
-            f"{found.path}: Hugging Face ViT cannot hold this model, nor peft its "
-            f"adapters: {problems}; export the merged weights with --to timm or onnx"
+            found.path,
+            f"Hugging Face ViT cannot hold this model, nor peft its adapters: {problems}",
+            "export the merged weights with --to timm or onnx",
         )
     whole = build(config, device="meta")
     adapt(whole, lora["targets"], lora["blocks"], rank=lora["rank"], alpha=0.0, dropout=0.0, seed=0)

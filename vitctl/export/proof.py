@@ -92,8 +92,9 @@ def agree(path: Path | str, model: Raw, batch_sizes: Sequence[int], run: Run, to
         if [output.shape for output in found] != [output.shape for output in wanted]:
             shapes = [", ".join(str(list(output.shape)) for output in outputs) for outputs in (found, wanted)]
             raise CheckpointError(
-                f"{path}: the exported file differs from the model by shape: {shapes[0]}, should be "
-                f"{shapes[1]}; it was not kept"
+                path,
+                f"the exported file differs from the model by shape: {shapes[0]}, should be "
+                f"{shapes[1]}; it was not kept",
             )
         for got, expected in zip(found, wanted, strict=True):
             spread = float(expected.std()) or 1.0
@@ -101,8 +102,9 @@ def agree(path: Path | str, model: Raw, batch_sizes: Sequence[int], run: Run, to
             largest = largest if difference <= largest else difference  # NaN too
     if not largest <= tolerance:
         raise CheckpointError(
-            f"{path}: the exported file differs from the model by {largest:.1e} standard deviations of "
-            f"the logits (allowed {tolerance:g}); it was not kept"
+            path,
+            f"the exported file differs from the model by {largest:.1e} standard deviations of "
+            f"the logits (allowed {tolerance:g}); it was not kept",
         )
     return largest
 
@@ -127,8 +129,9 @@ def check_answers(path: str, opened: Opened, model: Raw, wanted: Answering, tole
         for (name, p), (own, q) in zip(sorted(found), sorted(right), strict=True):
             if name != own or not abs(p - q) <= allowed:
                 raise CheckpointError(
-                    f"{path}: answers {name!r} with probability {p:.4f}, and the model {own!r} with {q:.4f}; "
-                    f"it was not kept"
+                    path,
+                    f"answers {name!r} with probability {p:.4f}, and the model {own!r} with "
+                    f"{q:.4f}; it was not kept",
                 )
 
 
@@ -238,9 +241,7 @@ def score(path: Path | str, run: Run, inputs: Iterable[Tensor], given: GivenImag
     for images in inputs:
         logits = run(images)[0]
         if not np.isfinite(logits).all():
-            raise CheckpointError(
-                f"{path}: its logits are NaN or infinite on the given images; it was not kept"
-            )
+            raise CheckpointError(path, "its logits are NaN or infinite on the given images; it was not kept")
         rows.append(np.argsort(-logits, axis=1, kind="stable")[:, :_TOP])
     given.check_whole()
     best = np.concatenate(rows)
@@ -272,6 +273,6 @@ def compare(
     )
     if model.hits.correct - file.hits.correct > allowed * file.hits.total * (1 + 1e-9):
         raise CheckpointError(
-            f"{path}: {text}; a loss of {allowed:.2%} is allowed (export.max_accuracy_loss); it was not kept"
+            path, f"{text}; a loss of {allowed:.2%} is allowed (export.max_accuracy_loss); it was not kept"
         )
     return {**file.numbers, "model": model.numbers, "same_answers": same, "num_images": total}, text

@@ -191,8 +191,8 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
         labels[REAL] = padded_sets(label_sets(map(source.key, range(len(source))), sets))
     elif wanted not in ("", ORIGINAL):
         raise RecipeError(
-            f"evaluation.labels = '{wanted}': should be {ORIGINAL}, {REAL}, {OBJECTNET}, {RESTRICTED} "
-            "or the path of a real.json"
+            f"evaluation.labels = '{wanted}'",
+            f"should be {ORIGINAL}, {REAL}, {OBJECTNET}, {RESTRICTED} or the path of a real.json",
         )
     return LabelRule(labels, classes, source.class_names, source.class_names)
 
@@ -563,16 +563,16 @@ def read_thresholds(path: str, rule: LabelRule) -> np.ndarray:
     if not path:
         return np.full(len(names), 0.5)
     if not rule.has_label_sets:
-        raise DataError("evaluation.thresholds is for images with several labels each; leave it out")
+        raise DataError("evaluation.thresholds is for images with several labels each", fix="leave it out")
     text = read_bytes(Path(path), limits.TABLE, error=DataError).decode("utf-8-sig", errors="replace")
     try:
         rows = {same_name(row["class"]): float(row["threshold"]) for row in csv.DictReader(io.StringIO(text))}
     except (KeyError, TypeError, ValueError):
-        raise DataError(f"{path}: should have the columns class and threshold, with a number each") from None
+        raise DataError(path, "should have the columns class and threshold, with a number each") from None
     if list(rows) != names:
-        raise DataError(f"{path}: should have the {len(names)} classes of the weights, in their order")
+        raise DataError(path, f"should have the {len(names)} classes of the weights, in their order")
     if odd := [name for name, threshold in rows.items() if not 0 <= threshold <= 1]:
-        raise DataError(f"{path}: the threshold of {one_line(odd[0])} should be a probability, 0 to 1")
+        raise DataError(path, f"the threshold of {one_line(odd[0])} should be a probability, 0 to 1")
     return np.array([*rows.values()])
 
 
@@ -589,8 +589,10 @@ def _check_thresholds(file: Path, source: Source) -> list[str]:
                 count = shared_samples(source, theirs)
     if count:
         raise DataError(
-            f"{file}: its thresholds were chosen by {count:,} of these {len(source):,} images, which test "
-            f"them no longer; score others with --split"
+            file,
+            f"its thresholds were chosen by {count:,} of these {len(source):,} images, which test "
+            "them no longer",
+            "score others with --split",
         )
     unknown = f"{file}: it is unknown which images chose its thresholds; images that did test them no longer"
     return [unknown] if count is None else []
@@ -692,9 +694,11 @@ def _check_fit(split: str, found: FoundWeights, source: Source, rule: LabelRule)
         (
             rule.single_labels is None
             or activation_of(found.weights.meta, found.weights.config.num_classes) != "softmax",
-            f"{key}: is for a softmax and one label per image; leave it out",
+            key,
+            "is for a softmax and one label per image",
+            "leave it out",
         ),
-        ("://" in found.path, f"{key}: {found.path} is an address; give a copy of the file"),
+        ("://" in found.path, key, f"{found.path} is an address", "give a copy of the file"),
     )
     old: object = stored_temperature(found.path, lambda: found.weights.digest)
     if old is None and (stored := found.weights.meta.get("temperature")):
@@ -706,13 +710,16 @@ def _check_fit(split: str, found: FoundWeights, source: Source, rule: LabelRule)
     run, recipe, train, is_same = training
     if not is_same:
         raise DataError(
-            f"{key}: the training images of {run} are no longer those that it was trained on, so that these "
-            f"could be some of them; bring them back"
+            key,
+            f"the training images of {run} are no longer those that it was trained on, so that "
+            "these could be some of them",
+            "bring them back",
         )
     if count := shared_samples(train, source):
         raise DataError(
-            f"{key}: {run} was trained on {count:,} of these {len(source):,} images; name others with "
-            f"--split; {HELD_OUT}"
+            key,
+            f"{run} was trained on {count:,} of these {len(source):,} images",
+            f"name others with --split; {HELD_OUT}",
         )
     data = recipe.data
     scored = open_recipe_split(data, data.eval_split, run / "data") if data.eval_split else None
@@ -749,10 +756,10 @@ def _check_held_out(split: str, group_by: str, found: FoundWeights, source: Sour
         whole, grouped = split.partition("[")[0], used.get("group_by", "")
         if grouped != group_by:
             raise DataError(
-                f"data.group_by = '{group_by}': {run} held out {split} with '{grouped}'; give that value"
+                f"data.group_by = '{group_by}'", f"{run} held out {split} with '{grouped}'", "give that value"
             )
         raise DataError(
-            f"data.eval_split = '{split}': {run} held out this part of other shards, and may have been "
-            f"trained on some of these images; "
-            f"give the data that it was trained on, or score all of another set with --split {whole}"
+            f"data.eval_split = '{split}'",
+            f"{run} held out this part of other shards, and may have been trained on some of these images",
+            f"give the data that it was trained on, or score all of another set with --split {whole}",
         )

@@ -138,8 +138,8 @@ class Frozen:
             return None
         if not all(bool(part.isfinite().all()) for part in (train, test)):
             raise DataError(
-                "the model's representations are NaN or infinite, so their accuracy is meaningless; use "
-                "other weights"
+                "the model's representations are NaN or infinite, so their accuracy is meaningless",
+                fix="use other weights",
             )
         return train, test
 

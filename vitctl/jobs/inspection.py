@@ -112,7 +112,7 @@ def look(
         done(min(begin + batch, len(images)), len(images))
     seen = Observed.joined(parts)
     if not bool(seen.logits.isfinite().all() and seen.distances.isfinite().all()):
-        raise CheckpointError(f"{found.path}: the network gives NaN or infinite numbers; use other weights")
+        raise CheckpointError(found.path, "the network gives NaN or infinite numbers", "use other weights")
     return Subject(name, found, model, images, chosen, seen, shown(transform))
 
 
@@ -392,7 +392,7 @@ def inspect(
     Paper: Section 4.5, Figures 6, 7, 10, 11 and 14
     """
     if not can_plot():
-        raise LaunchError(f"inspect: {NOT_INSTALLED}")
+        raise LaunchError("inspect", NOT_INSTALLED)
     runtime = start_runtime(recipe.machine, folder)
     chosen = _chosen_images(recipe, images, folder, num_images, seed)
     recipes = [

@@ -124,6 +124,7 @@ def broadcast_score(score: Score | None, runtime: Runtime) -> Score:
 def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if changed := [key for key, value in now.items() if key not in before or before[key] != value]:
         raise CheckpointError(
-            f"{folder}: holds a score of other {', '.join(changed)}; remove it to train it again, or choose "
-            f"another folder with --out"
+            folder,
+            f"holds a score of other {', '.join(changed)}",
+            "remove it to train it again, or choose another folder with --out",
         )

@@ -288,7 +288,7 @@ def plan_training(
     steps = checked_steps(size.num_images, recipe.schedule, m.processes)
     if device in NO_BF16 and precision_of(m) in ("bf16", "tf32"):
         raise RecipeError(
-            f"the {device} has no {precision_of(m)}; add --precision float32, as 'auto' chooses on it"
+            f"the {device} has no {precision_of(m)}", fix="add --precision float32, as 'auto' chooses on it"
         )
     if m.precision == "auto":
         notes.append(
@@ -452,9 +452,9 @@ def _looked_up(data: Place, split: str, *, needed: bool) -> _Size:
     place = data.path or "data.mixture"
     if needed:
         raise RecipeError(
-            f"{place}: could not be looked up: {answer}; the plan needs the number of images for the length "
-            f"of the run: give "
-            "--steps, a warm-up and a batch size, or --synthetic"
+            place,
+            f"could not be looked up: {answer}; the plan needs the number of images for the "
+            "length of the run: give --steps, a warm-up and a batch size, or --synthetic",
         )
     note = f"{place} could not be looked up: {answer}; {ASSUMED_CLASSES:,} classes are assumed"
     return _Size(0, ASSUMED_CLASSES, place, [note])
@@ -539,9 +539,7 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
 def _add_tasks(plan: ScoringPlan, recipe: Vtab) -> None:
     tasks = chosen_tasks(recipe)
     if recipe.data.path and not Path(recipe.data.path).is_dir():
-        raise DataError(
-            f"{recipe.data.path}: no such folder; it should hold a folder of shards for each task"
-        )
+        raise DataError(recipe.data.path, "no such folder; it should hold a folder of shards for each task")
     plan.images = [(task.name, (known_size(task.data_set, task.test) or (0, 0))[0]) for task in tasks]
     if recipe.vtab.light:
         return
@@ -643,8 +641,9 @@ def _counted(data: Place, split: str) -> _Size:
         raise no_data()
     if known is None:
         raise RecipeError(
-            f"{place}: the plan needs the number of images of '{split}', and no shards are there; make them "
-            f"with `vitctl data prepare {data.dataset}`, or give shards with --data"
+            place,
+            f"the plan needs the number of images of '{split}', and no shards are there",
+            f"make them with `vitctl data prepare {data.dataset}`, or give shards with --data",
         )
     num_images, num_classes = known
     return _Size(

@@ -101,7 +101,7 @@ def predict(
     """
     opened = open_classifier(recipe, needs_head=features is None, note=note)
     if features is not None and not opened.network.has_features:
-        raise CheckpointError(f"{opened.path}: has no features output; use the run that it was exported from")
+        raise CheckpointError(opened.path, "has no features output", "use the run that it was exported from")
     note(f"weights: {opened.path} ({opened.text})")
     for text in opened.warnings:
         note(f"warning: {text}")
@@ -190,15 +190,20 @@ class Embeddings:
             RecipeError,
             (
                 path.suffix != ".safetensors" or path.is_dir(),
-                f"--features {path}: should be the name of a .safetensors file",
+                f"--features {path}",
+                "should be the name of a .safetensors file",
             ),
             (
                 os.path.lexists(path) and _format_of(path) != FORMAT,
-                f"--features {path}: already exists and holds no features; choose another name",
+                f"--features {path}",
+                "already exists and holds no features",
+                "choose another name",
             ),
             (
                 not path.parent.is_dir(),
-                f"--features {path}: there is no folder {path.parent}; make it first",
+                f"--features {path}",
+                f"there is no folder {path.parent}",
+                "make it first",
             ),
         )
         self.path, self._most, self._names = path, most, list[bytes]()
@@ -225,7 +230,7 @@ class Embeddings:
         """
         count = len(self._names)
         if not count:
-            raise DataError(f"{self.path}: not written, because none of the images can be used")
+            raise DataError(self.path, "not written, because none of the images can be used")
         names = torch.frombuffer(bytearray(b"\0".join(self._names)), dtype=torch.uint8)
         tensors = {"features": self._features[:count], "sha256": self._digests[:count], "names": names}
         about = {
@@ -292,7 +297,7 @@ class Classifier:
         """
         if not self._opened.network.has_features:
             raise CheckpointError(
-                f"{self._opened.path}: has no features output; use the run that it was exported from"
+                self._opened.path, "has no features output", "use the run that it was exported from"
             )
         return torch.cat([_told(outputs.features) for outputs in self._outputs(images, with_features=True)])
 
@@ -360,7 +365,7 @@ def check_counts(**counts: int) -> None:
     """
     for name, count in counts.items():
         if not isinstance(count, Integral) or count < 1:
-            raise RecipeError(f"{name} = {count!r}: should be a whole number, at least 1")
+            raise RecipeError(f"{name} = {count!r}", "should be a whole number, at least 1")
 
 
 @explaining()

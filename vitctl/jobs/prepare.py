@@ -164,9 +164,7 @@ def _checked(
         if len(o.class_names) != row.num_classes or (len(o.items) != row.sizes[split] and not allow_partial)
     ]
     if wrong or not kept:
-        raise DataError(
-            f"{folder}: not {row.name} in parquet: {'; '.join(wrong) or 'has none of its splits'}"
-        )
+        raise DataError(folder, f"not {row.name} in parquet: {'; '.join(wrong) or 'has none of its splits'}")
     source = f"{row.name}, Hugging Face parquet copy"
     return _labelled(row, {split: replace(o, source=source) for split, o in kept.items()})
 

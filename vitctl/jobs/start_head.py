@@ -55,8 +55,8 @@ def start_head(recipe: Finetune, run: RunContext, model: Model, images: Images) 
         if runtime.is_main:
             if not features.isfinite().all():
                 raise DataError(
-                    "the features of the training images are NaN or infinite; use other weights, or set "
-                    "finetune.head = 'zero'"
+                    "the features of the training images are NaN or infinite",
+                    fix="use other weights, or set finetune.head = 'zero'",
                 )
             labels = torch.from_numpy(source.labels())
             ridge = decompose(features, labels, num_classes=classes)

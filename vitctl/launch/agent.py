@@ -52,8 +52,9 @@ def parse_nodes(text: str, restarts: int = 0) -> LaunchConfig:
     nodes, host, port = (match[1], match[2] or "", int(match[3] or PORT)) if match else ("0", "", PORT)
     if int(nodes) < 1 or (int(nodes) > 1 and not host) or port not in range(1, 65_536):
         raise LaunchError(
-            f"--nodes {text}: should be the number of machines and, if there are several, the address and "
-            f"port of one of them, such as --nodes 2@gpu01:29400"
+            f"--nodes {text}",
+            "should be the number of machines and, if there are several, the address and port of "
+            "one of them, such as --nodes 2@gpu01:29400",
         )
     return LaunchConfig(int(nodes), host, port, restarts)
 
@@ -66,8 +67,9 @@ def check_spread(config: LaunchConfig, processes: int) -> None:
     """
     if processes % config.nodes:
         raise LaunchError(
-            f"--nodes {config.nodes}: {processes} process{'es' * (processes > 1)} cannot be spread evenly "
-            f"over the machines; --processes is the total: give a multiple of {config.nodes}"
+            f"--nodes {config.nodes}",
+            f"{processes} process{'es' * (processes > 1)} cannot be spread evenly over the "
+            f"machines; --processes is the total: give a multiple of {config.nodes}",
         )
 
 
@@ -90,7 +92,7 @@ def own_address(config: LaunchConfig) -> str:
             address = str(probe.getsockname()[0])
     except OSError as error:
         raise LaunchError(
-            f"--nodes: {config.host} cannot be reached from here ({error.strerror or error})"
+            "--nodes", f"{config.host} cannot be reached from here ({error.strerror or error})"
         ) from None
     return host if address == place[0] or address.startswith("127.") else address
 

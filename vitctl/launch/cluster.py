@@ -87,14 +87,15 @@ def check_arrives(env: Mapping[str, str] = os.environ) -> None:
         return
     if "MASTER_ADDR" in env and "RANK" not in env:
         raise LaunchError(
-            "accelerate launch --num_processes: starts one process without --multi_gpu; leave accelerate "
-            "launch out, and give vitctl --processes, or add --multi_gpu"
+            "accelerate launch --num_processes",
+            "starts one process without --multi_gpu",
+            "leave accelerate launch out, and give vitctl --processes, or add --multi_gpu",
         )
     for name, (flag, ours) in _FOREIGN.items():
         if (value := env.get(name, "")).lower() not in ("", "no", "false", "0", "1"):
             raise LaunchError(
-                f"accelerate launch {flag} ({name}={one_line(value[:20])}): has no effect in vitctl; leave "
-                f"it out, and give vitctl {ours}"
+                f"accelerate launch {flag} ({name}={one_line(value[:20])}): has no effect in vitctl",
+                fix=f"leave it out, and give vitctl {ours}",
             )
 
 
@@ -144,13 +145,15 @@ def check_environment(env: Environment = os.environ) -> None:
         text = env.get(name, "0")
         if not re.fullmatch("[0-9]{1,18}", text):
             raise LaunchError(
-                f"environment: {name} is '{one_line(text[:50])}', should be a whole number; correct it, or "
-                f"`unset {name}`"
+                "environment",
+                f"{name} is '{one_line(text[:50])}', should be a whole number",
+                f"correct it, or `unset {name}`",
             )
     if "RANK" in env and "WORLD_SIZE" in env and int(env["RANK"]) >= int(env["WORLD_SIZE"]):
         raise LaunchError(
-            f"environment: RANK is {env['RANK']} of WORLD_SIZE {env['WORLD_SIZE']}, should be below it; "
-            f"correct them, or unset both"
+            "environment",
+            f"RANK is {env['RANK']} of WORLD_SIZE {env['WORLD_SIZE']}, should be below it",
+            "correct them, or unset both",
         )
 
 
@@ -172,32 +175,39 @@ def find_member(env: Environment = os.environ) -> Member | None:
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
         if missing and env["WORLD_SIZE"] != "1":
             raise LaunchError(
-                f"environment: RANK is {env['RANK']} of WORLD_SIZE {env['WORLD_SIZE']}, without "
-                f"{' and '.join(missing)}: all processes meet at MASTER_ADDR:MASTER_PORT; set both "
-                f"for each process, or `unset RANK WORLD_SIZE` to compute in this process alone"
+                "environment",
+                f"RANK is {env['RANK']} of WORLD_SIZE {env['WORLD_SIZE']}, without "
+                f"{' and '.join(missing)}: all processes meet at MASTER_ADDR:MASTER_PORT",
+                "set both for each process, or `unset RANK WORLD_SIZE` to compute in this process alone",
             )
         job = env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID", "")
         return Member("torchrun", int(env["RANK"]), int(env["WORLD_SIZE"]), "" if job == "none" else job)
     if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and not is_alone:
         if "SLURM_PTY_PORT" in env and ("SLURM_TASK_PID" not in env or psutil.Process().terminal()):
             raise LaunchError(
-                f"srun --pty started {env['SLURM_STEP_NUM_TASKS']} tasks, and only the first has this "
-                f"terminal; to compute in this process alone, type `unset SLURM_STEP_NUM_TASKS` first; for "
-                f"all tasks leave --pty out"
+                f"srun --pty started {env['SLURM_STEP_NUM_TASKS']} tasks, and only the first has "
+                "this terminal",
+                fix=(
+                    "to compute in this process alone, type `unset SLURM_STEP_NUM_TASKS` first; for "
+                    "all tasks leave --pty out"
+                ),
             )
         return _slurm_member(env)
     if int(env.get("WORLD_SIZE", "1")) > 1:
         raise LaunchError(
-            "environment: WORLD_SIZE is set and RANK is not; set both for each process, or `unset WORLD_SIZE`"
+            "environment",
+            "WORLD_SIZE is set and RANK is not",
+            "set both for each process, or `unset WORLD_SIZE`",
         )
     others = [name for name in _SIZES if env.get(name, "1") != "1"]
     others += [name for name in _UNUSED_RANKS if env.get(name, "0") != "0"]
     if others and not is_alone:
         said = " and ".join(f"{name} is {one_line(env[name][:50])}" for name in others)
         raise LaunchError(
-            f"environment: {said}, as in one of several processes; vitctl is started by srun, torchrun or "
-            f"accelerate launch, not under mpirun: leave mpirun out, or to compute in this process alone "
-            f"`unset {' '.join(others)}`"
+            "environment",
+            f"{said}, as in one of several processes; vitctl is started by srun, torchrun or "
+            "accelerate launch, not under mpirun: leave mpirun out, or to compute in this "
+            f"process alone `unset {' '.join(others)}`",
         )
     forget_ranks(env)
     return None
@@ -215,8 +225,9 @@ def _slurm_member(env: Environment) -> Member:
         step = int(env.get("SLURM_STEP_ID", "0")) % 997
         if int(rank) >= int(num_tasks):
             raise LaunchError(
-                f"environment: SLURM_PROCID is {rank} of SLURM_STEP_NUM_TASKS {num_tasks}, should be below "
-                f"it; start all tasks with srun, or `unset SLURM_STEP_NUM_TASKS SLURM_PROCID`"
+                "environment",
+                f"SLURM_PROCID is {rank} of SLURM_STEP_NUM_TASKS {num_tasks}, should be below it",
+                "start all tasks with srun, or `unset SLURM_STEP_NUM_TASKS SLURM_PROCID`",
             )
         added = {
             "RANK": rank,
@@ -228,9 +239,11 @@ def _slurm_member(env: Environment) -> Member:
         }
     except (KeyError, ValueError, IndexError) as error:
         raise LaunchError(
-            f"srun started {env['SLURM_STEP_NUM_TASKS']} tasks, but its environment does not say on which "
-            f"nodes ({error!r}); start them with torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR "
-            f"and MASTER_PORT"
+            f"srun started {env['SLURM_STEP_NUM_TASKS']} tasks, but its environment does not say "
+            f"on which nodes ({error!r})",
+            fix=(
+                "start them with torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+            ),
         ) from None
     given = {name: value for name, value in env.items() if name.startswith("MASTER_")}
     env.update({**added, **given})  # a lone RANK or WORLD_SIZE is of another launcher
@@ -309,20 +322,22 @@ class Resources:
         for word in filter(None, text.split(",")):
             name, equals, value = word.strip().partition("=")
             if name not in known or (name == "submit") == bool(equals):
-                raise LaunchError(f"{cls.launcher}: {word!r} is unknown; known: {', '.join(known)}; {then}")
+                raise LaunchError(cls.launcher, f"{word!r} is unknown; known: {', '.join(known)}", then)
             if known[name] is int and not _is_count(value, 1 if name in ("nodes", "tasks") else 0):
-                raise LaunchError(f"{cls.launcher}: {word!r} should be a whole number; {then}")
+                raise LaunchError(cls.launcher, f"{word!r} should be a whole number", then)
             if known[name] is str and not re.fullmatch(patterns[name], value):
-                raise LaunchError(f"{cls.launcher}: {word!r} is not a valid {name}; {then}")
+                raise LaunchError(cls.launcher, f"{word!r} is not a valid {name}", then)
             values[name] = True if name == "submit" else int(value) if known[name] is int else value
         if missing := [
             one.name for one in fields(cls) if "needed" in one.metadata and one.name not in values
         ]:
-            raise LaunchError(f"{cls.launcher}: {missing[0]} is missing; {then}")
+            raise LaunchError(cls.launcher, f"{missing[0]} is missing", then)
         if values.get("gpus") and values.get("tasks", values["gpus"]) != values["gpus"]:
             raise LaunchError(
-                f"{cls.launcher}: tasks={values['tasks']} with gpus={values['gpus']}: each GPU has one "
-                f"process, and `tasks` is for nodes without GPUs; leave it out"
+                cls.launcher,
+                f"tasks={values['tasks']} with gpus={values['gpus']}: each GPU has one process, "
+                "and `tasks` is for nodes without GPUs",
+                "leave it out",
             )
         return cls(**values)
 
@@ -383,9 +398,9 @@ def job_text(job: Job, run_dir: Path, python: str) -> str:
     for path in (str(run_dir), python):
         if has_control(path) or any(letter in path for letter in _NOT_IN_A_PATH):
             raise LaunchError(
-                f"{one_line(path)}: a Slurm job cannot use a path with quotes, backslashes or control "
-                f"characters; "
-                "choose another folder with --out"
+                one_line(path),
+                "a Slurm job cannot use a path with quotes, backslashes or control characters",
+                "choose another folder with --out",
             )
     options = {
         "job-name": re.sub("[^A-Za-z0-9_.-]+", "_", run_dir.name)[:_LONGEST_NAME] or "vitctl",
@@ -447,8 +462,8 @@ def submit(job: Resources, file: Path) -> str:
         done = subprocess.run(line, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise LaunchError(
-            f"{program} is not on this machine; submit it where it is: {shlex.join(line)}"
+            f"{program} is not on this machine", fix=f"submit it where it is: {shlex.join(line)}"
         ) from None
     if done.returncode:
-        raise LaunchError(f"{program} refused {file}: {(done.stderr or done.stdout).strip()}")
+        raise LaunchError(f"{program} refused {file}", (done.stderr or done.stdout).strip())
     return done.stdout.strip()

@@ -60,8 +60,9 @@ def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
     claim, mount = job.claim.split(":")
     if not run_dir.is_relative_to(mount):
         raise LaunchError(
-            f"{run_dir}: not on the claim {claim}, which pods mount at {mount}; choose a folder there with "
-            f"--out"
+            run_dir,
+            f"not on the claim {claim}, which pods mount at {mount}",
+            "choose a folder there with --out",
         )
     name = re.sub("[^a-z0-9]+", "-", run_dir.name.lower()).lstrip("-0123456789")
     name = name[:_LONGEST_NAME].rstrip("-") or "vitctl"  # a service's name begins with a letter

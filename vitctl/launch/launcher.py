@@ -195,15 +195,17 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, agent: A
     raise_first_error(run_dir, recipe.machine.processes)
     if config.nodes > 1:
         raise LostProcess(
-            f"accelerate launch ended before all processes reached {config.host}:{config.port}, which may "
-            f"take machine.start_timeout = {recipe.machine.start_timeout:g} s: run this command on every "
-            f"machine; see {log}; resume with the same command"
+            f"accelerate launch ended before all processes reached {config.host}:{config.port}, "
+            f"which may take machine.start_timeout = {recipe.machine.start_timeout:g} s: run this "
+            "command on every machine",
+            fix=f"see {log}; resume with the same command",
         )
     code = agent.process.returncode
     if code is not None and code < 0:
         raise LostProcess(
             f"accelerate launch and its processes were killed by {signal.Signals(-code).name}; "
-            f"{resume_text(run_dir, recipe.job)}; resume with: vitctl resume {typed(run_dir)}"
+            f"{resume_text(run_dir, recipe.job)}",
+            fix=f"resume with: vitctl resume {typed(run_dir)}",
         )
     raise RuntimeError(
         f"the processes ended without an error message; {run_dir / LOGS} has their output, and {log.name} "

@@ -191,7 +191,7 @@ def plan_removal(run: Path) -> Removal:
         CheckpointError: the folder is not a run folder.
     """
     if not (run / RECIPE).is_file():
-        raise CheckpointError(f"{run}: not a run folder; give folders as `vitctl runs` lists them")
+        raise CheckpointError(run, "not a run folder", "give folders as `vitctl runs` lists them")
     if is_running(run):
         return Removal(run, reason=f"{run} is running")
     folders: list[Path] = []

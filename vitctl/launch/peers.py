@@ -114,8 +114,9 @@ def raise_first_error(run_dir: Path, num_processes: int) -> None:
     if "killed" in error:
         guess = ", most often because it ran out of memory" if error["killed"] == "SIGKILL" else ""
         raise LostProcess(
-            f"process {rank} of {num_processes} was killed ({error['killed']}){guess}; {log} has its "
-            f"output{recorded}; {resume}"
+            f"process {rank} of {num_processes} was killed ({error['killed']}){guess}; {log} has "
+            f"its output{recorded}",
+            fix=resume,
         )
     if error["mendable"]:
         text = f"{error['text']} (process {rank}; {log})"
@@ -125,7 +126,8 @@ def raise_first_error(run_dir: Path, num_processes: int) -> None:
         what = "waited longer than machine.group_timeout for" if late else "lost the connection to"
         raise LostProcess(
             f"process {rank} {what} another process, which left no error message "
-            f"({error['text'].splitlines()[0]}); {log} has more{recorded}; {resume}"
+            f"({error['text'].splitlines()[0]}); {log} has more{recorded}",
+            fix=resume,
         )
     raise RuntimeError(f"process {rank} failed: {error['text']}; {log} has the traceback")
 

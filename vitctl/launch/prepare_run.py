@@ -148,7 +148,7 @@ def _prepare(
 
     if has_control(str(run_dir)):
         raise RecipeError(
-            f"--out {one_line(str(run_dir))}: has a control character in its name; choose another"
+            f"--out {one_line(str(run_dir))}", "has a control character in its name", "choose another"
         )
     file = run_dir / RECIPE
     # Another machine of the same run may be preparing the folder.
@@ -288,7 +288,7 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
     """
     if before.job != now.job:
         raise RecipeError(
-            f"{run_dir}: holds a run of {before.job}, this is {now.job}; choose another folder with --out"
+            run_dir, f"holds a run of {before.job}, this is {now.job}", "choose another folder with --out"
         )
     # A training compares the digests of its inputs with those of its checkpoints.
     free = (*FREE_TO_CHANGE, "export.to", *(PLACES if isinstance(now, TrainRecipe) else ()))
@@ -304,8 +304,9 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
         "",
     ):
         raise RecipeError(
-            f"--allow {one_line(odd)}: not a recipe key; give a key that the error message names, or data, "
-            f"weights or computation"
+            f"--allow {one_line(odd)}",
+            "not a recipe key",
+            "give a key that the error message names, or data, weights or computation",
         )
     refused = [d for d in changed if not any(d[0] == key or d[0].startswith(f"{key}.") for key in allow)]
     if refused:
@@ -320,8 +321,9 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
         ):
             anyway = ""
         raise RecipeError(
-            f"{run_dir}: holds a run of another recipe: {_in_words(refused[:4])}{more}; choose another "
-            f"folder with --out{anyway}"
+            run_dir,
+            f"holds a run of another recipe: {_in_words(refused[:4])}{more}",
+            f"choose another folder with --out{anyway}",
         )
     return _in_words(changed)
 
@@ -340,8 +342,9 @@ def _not_shorter(recipe: Recipe, run_dir: Path) -> None:
     done = max(saved, default=0)
     if 0 < steps < done:
         raise RecipeError(
-            f"{run_dir}: has a checkpoint of step {done}, but schedule.total_steps = {steps}; set it to "
-            f"{done} or more, or choose another folder with --out"
+            run_dir,
+            f"has a checkpoint of step {done}, but schedule.total_steps = {steps}",
+            f"set it to {done} or more, or choose another folder with --out",
         )
 
 

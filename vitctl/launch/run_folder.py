@@ -112,8 +112,7 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
                     time.sleep(LOCK_POLL_SECONDS)
                     continue
                 raise LaunchError(
-                    f"{folder}: another vitctl is running in this folder; wait for it, or choose another "
-                    f"--out"
+                    folder, "another vitctl is running in this folder", "wait for it, or choose another --out"
                 )
             if held is None:
                 _say_unlocked(folder.resolve())
@@ -215,14 +214,14 @@ def check_not_foreign(folder: Path, own: Collection[str] = (), *, what: str = "a
     if odd:
         more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
         raise LaunchError(
-            f"{folder}: holds {odd[0]}{more}, but not {what}; choose a new or empty folder with --out"
+            folder, f"holds {odd[0]}{more}, but not {what}", "choose a new or empty folder with --out"
         )
 
 
 def _check_not_file(folder: Path, what: str = "a run") -> None:
     if os.path.lexists(folder) and not folder.is_dir():
         raise LaunchError(
-            f"{folder}: is a file, should be a folder for {what}; choose another name with --out"
+            folder, f"is a file, should be a folder for {what}", "choose another name with --out"
         )
 
 

@@ -148,8 +148,9 @@ def _work(
             result = job(recipe, run_dir, report, stop, **given)
         if not (run_dir / RECIPE).is_file():
             raise LaunchError(
-                f"{run_dir}: was removed while its run went on; it is not complete; remove what is left, "
-                f"and run it again"
+                run_dir,
+                "was removed while its run went on; it is not complete",
+                "remove what is left, and run it again",
             )
         records_agreed(run_dir)  # of trainings that were all finished
     except Stopped:

@@ -186,9 +186,9 @@ def compile_errors(check: Callable[[], None] = lambda: None) -> Iterator[None]:
         check()
         said = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
         raise LaunchError(
-            f"machine.compile: torch could not compile this model here ({said[:200]}); set machine.compile "
-            f"= false, "
-            "or see the whole report with TORCH_LOGS=+dynamo"
+            "machine.compile",
+            f"torch could not compile this model here ({said[:200]})",
+            "set machine.compile = false, or see the whole report with TORCH_LOGS=+dynamo",
         ) from error
 
 

@@ -326,13 +326,14 @@ def resize_position_embedding(
     rows, columns = old_grid
     if rows != columns:
         raise CheckpointError(
-            f"position embedding: the stored grid is {rows}x{columns}, only square ones are resized"
+            "position embedding", f"the stored grid is {rows}x{columns}, only square ones are resized"
         )
     expected = prefix_tokens + rows * columns
     if table.dim() != 3 or table.shape[1] != expected:
         raise CheckpointError(
-            f"position embedding: shape {list(table.shape)} does not fit a {rows}x{columns} grid "
-            f"with {prefix_tokens} prefix tokens, which needs [layers, {expected}, hidden_size]"
+            "position embedding",
+            f"shape {list(table.shape)} does not fit a {rows}x{columns} grid with {prefix_tokens} "
+            f"prefix tokens, which needs [layers, {expected}, hidden_size]",
         )
     if old_grid == new_grid:
         return table
@@ -380,6 +381,6 @@ _METHODS: dict[str, tuple[dict[str, Any], str]] = {
 def _method(name: str) -> tuple[dict[str, Any], str]:
     if name not in _METHODS:
         raise CheckpointError(
-            f"position embedding: unknown resize method {name!r}, known are {', '.join(_METHODS)}"
+            "position embedding", f"unknown resize method {name!r}, known are {', '.join(_METHODS)}"
         )
     return _METHODS[name]

@@ -147,7 +147,7 @@ def find_device(name: str) -> str:
     """
     row = known_device(name)
     if row not in GPUS:
-        raise RecipeError(f"no GPU is known as '{one_line(name)}'; choose one of: {', '.join(GPUS)}")
+        raise RecipeError(f"no GPU is known as '{one_line(name)}'", fix=f"choose one of: {', '.join(GPUS)}")
     return row
 
 
@@ -281,7 +281,8 @@ def estimate(config: Config, device: str, step: Step) -> Estimate:
         not isinstance(one, ViTConfig) or isinstance(one, AxialConfig | HybridConfig) for one in networks
     ):
         raise RecipeError(
-            "the time of ResNets, hybrids and axial networks cannot be estimated; give a ViT, such as B/16"
+            "the time of ResNets, hybrids and axial networks cannot be estimated",
+            fix="give a ViT, such as B/16",
         )
     gpu, peak = GPUS[device], PEAK_TFLOPS[device] * 1e12
     shares, reached = {"attention": gpu.attention, "backward": gpu.backward}, {"plain": gpu.plain}

@@ -356,8 +356,9 @@ def check_recomputed(config: "Config", recomputed: Recomputed) -> None:
     """Raise RecipeError where there is no attention to compute again."""
     if recomputed == "attention" and not isinstance(config, ViTConfig):
         raise RecipeError(
-            f"machine.checkpoint_blocks = 'attention' is for Transformers, this network is of the family "
-            f"{family(config)!r}; set a number of blocks, such as 1"
+            "machine.checkpoint_blocks = 'attention' is for Transformers, this network is of the "
+            f"family {family(config)!r}",
+            fix="set a number of blocks, such as 1",
         )
 
 
@@ -411,7 +412,7 @@ def channels(width: int, num_stages: int) -> int:
 
 def _check(config: Config) -> None:
     if problems := list(_value_problems(config)) or list(config.misfits()):
-        raise RecipeError(f"model: {'; '.join(problems)}")
+        raise RecipeError("model", "; ".join(problems))
 
 
 def _value_problems(config: Config) -> Iterator[str]:
@@ -529,7 +530,7 @@ def variant(name: str, **overrides: Any) -> Config:
     known = [field.name for field in fields(kind)]
     for key in overrides:
         if key not in known:
-            raise RecipeError(f"model {name}: unknown field {key!r}{_did_you_mean(key, known)}")
+            raise RecipeError(f"model {name}", f"unknown field {key!r}{_did_you_mean(key, known)}")
     values: dict[str, Any] = {**row, **overrides}
     return kind(**values)
 
@@ -545,11 +546,10 @@ def _row(name: str) -> tuple[type[Config], Mapping[str, Any]]:
     if match and match[2] in VARIANTS and (match[2] != HALVED or match[3] == "32"):
         return (AxialConfig if match[1] else ViTConfig), {"patch_size": int(match[3]), **VARIANTS[match[2]]}
     raise RecipeError(
-        f"unknown model {name!r}{_did_you_mean(short, names())}: a model is size/patch, such as B/16 or "
-        f"Axial-B/16, "
-        f"with the sizes {', '.join(size for size in VARIANTS if size != HALVED)}; or {HALVED}/32, half of "
-        f"B/32; or one of "
-        f"{', '.join([*HYBRIDS, *RESNETS, *AXIAL_RESNETS])}"
+        f"unknown model {name!r}{_did_you_mean(short, names())}",
+        "a model is size/patch, such as B/16 or Axial-B/16, with the sizes "
+        f"{', '.join(size for size in VARIANTS if size != HALVED)}; or {HALVED}/32, half of B/32; "
+        f"or one of {', '.join([*HYBRIDS, *RESNETS, *AXIAL_RESNETS])}",
     )
 
 
@@ -568,8 +568,9 @@ def check_lora(config: Config, blocks: Iterable[int]) -> None:
     """Raise RecipeError where a network has no layers, or not the `blocks`, that adapters are put beside."""
     if not isinstance(config, ViTConfig) or type(config) not in (ViTConfig, HybridConfig):
         raise RecipeError(
-            f"[lora] is for Vision Transformers and hybrids, these weights are of the family "
-            f"{family(config)!r}; leave it out"
+            "[lora] is for Vision Transformers and hybrids, these weights are of the family "
+            f"{family(config)!r}",
+            fix="leave it out",
         )
     if odd := [number for number in blocks if number >= config.depth]:
         raise RecipeError(f"lora.blocks names {odd[0]}, the network has the blocks 0 to {config.depth - 1}")
@@ -594,9 +595,9 @@ def downstream(
     if isinstance(config, ResNetConfig):
         for name, rate in {"dropout": dropout, "drop_path": drop_path}.items():
             if rate:
-                raise RecipeError(f"model: a ResNet has no {name}; set {name} = 0 (now {rate})")
+                raise RecipeError("model", f"a ResNet has no {name}", f"set {name} = 0 (now {rate})")
         if rotary_rescale > 1:
-            raise RecipeError("model: a ResNet has no rotary positions; leave out rotary_rescale")
+            raise RecipeError("model", "a ResNet has no rotary positions", "leave out rotary_rescale")
         return replace(config, **changes)
     changes |= {"representation_size": 0, "dropout": dropout, "drop_path": drop_path}
     changes["rotary_rescale"] = rotary_rescale
@@ -614,7 +615,7 @@ def with_classifier(config: Config, classifier: str) -> Config:
     if not classifier or classifier == getattr(config, "classifier", None):
         return config
     if not isinstance(config, ViTConfig):
-        raise RecipeError("weights.classifier is for Vision Transformers; leave it out")
+        raise RecipeError("weights.classifier is for Vision Transformers", fix="leave it out")
     wants_token = classifier in WITH_CLASS_TOKEN
     if wants_token != config.has_class_token or classifier == "attention":
         known = (config.classifier, *(WITH_CLASS_TOKEN if config.has_class_token else ("gap",)))
@@ -667,17 +668,18 @@ def from_dict(stored: Mapping[str, Any]) -> Config:
     name = stored.get("family")
     kind = _FAMILIES.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise CheckpointError(f"stored model: unknown family {name!r}, known are {', '.join(_FAMILIES)}")
+        raise CheckpointError("stored model", f"unknown family {name!r}, known are {', '.join(_FAMILIES)}")
     values: dict[str, Any] = {
         key: tuple(v) if isinstance(v, list) else v for key, v in stored.items() if key != "family"
     }
     if unknown := sorted(values.keys() - {field.name for field in fields(kind)}):
         raise CheckpointError(
-            f"stored model: unknown keys {one_line(', '.join(unknown))}; a newer vitctl may have written them"
+            "stored model",
+            f"unknown keys {one_line(', '.join(unknown))}; a newer vitctl may have written them",
         )
     required = {field.name for field in fields(kind) if field.default is MISSING}
     if missing := sorted(required - values.keys()):
-        raise CheckpointError(f"stored model: missing keys {', '.join(missing)}")
+        raise CheckpointError("stored model", f"missing keys {', '.join(missing)}")
     try:
         return kind(**values)
     except RecipeError as error:

@@ -11,10 +11,11 @@ from pydantic_core import ErrorDetails
 
 from vitctl.errors import RecipeError, explaining
 from vitctl.recipe.schema import JOBS, REMOVED, RENAMED, Recipe
+from vitctl.recipe.synonyms import synonym
 from vitctl.system import limits
 from vitctl.system.address import value_without_queries, without_queries
 from vitctl.system.files import parse_toml, read_toml
-from vitctl.system.text import count_text, did_you_mean, has_control, nearest, one_line
+from vitctl.system.text import count_text, did_you_mean, has_control, nearest, one_edit_away, one_line
 
 MAX_PARENTS = 16
 _IN_PYTHON = "overrides"  # origin of a value that a caller of `load_recipe` gives
@@ -73,16 +74,16 @@ def find_recipe(name: str) -> Path:
     """
     path = Path(name)
     if has_control(name):
-        raise RecipeError(f"recipe {name!r}: has a control character in its name; rename it")
+        raise RecipeError(f"recipe {name!r}", "has a control character in its name", "rename it")
     if name.endswith(".toml") or path.is_file():
         if path.is_file():
             return path
-        raise RecipeError(f"{name}: no such recipe file")
+        raise RecipeError(name, "no such recipe file")
     folder, is_name = recipe_folder(), path.name == name
     if is_name and (folder / f"{name}.toml").is_file():
         return folder / f"{name}.toml"
     if is_name and (folder / "sweeps" / f"{name}.toml").is_file():
-        raise RecipeError(f"no recipe is called '{name}', a sweep is; type `vitctl sweep {name}`")
+        raise RecipeError(f"no recipe is called '{name}', a sweep is", fix=f"type `vitctl sweep {name}`")
     raise RecipeError(
         f"no recipe is called '{name}'{_suggest(name, recipe_names()) or ';'} `vitctl recipes list` shows "
         f"them all"
@@ -97,14 +98,15 @@ def parse_override(text: str) -> Override:
         RecipeError: there is no `=`, or the text is too long.
     """
     if _SURROGATE.search(text):
-        raise RecipeError(f"--set {one_line(text)}: is not UTF-8 text")
+        raise RecipeError(f"--set {one_line(text)}", "is not UTF-8 text")
     key, found, value = text.partition("=")
     if not found or not key.strip():
-        raise RecipeError(f"--set {text}: write it as section.key=value, e.g. --set optimizer.lr=0.001")
+        raise RecipeError(f"--set {text}", "write it as section.key=value, e.g. --set optimizer.lr=0.001")
     if len(text) > limits.RECIPE_LINE:
         raise RecipeError(
-            f"--set {one_line(text[:40])}...: {len(text):,} characters, should be at most "
-            f"{limits.RECIPE_LINE:,}; write it into a recipe"
+            f"--set {one_line(text[:40])}...",
+            f"{len(text):,} characters, should be at most {limits.RECIPE_LINE:,}",
+            "write it into a recipe",
         )
     try:
         parsed = parse_toml(f"value = {value}")
@@ -179,7 +181,7 @@ def _override(values: dict[str, Any], origins: dict[str, str], overrides: Iterab
     """Put the values of flags in place, each with its origin."""
     for given in overrides:
         if not isinstance(given.key, str):
-            raise RecipeError(f"{given.flag}: {given.key!r} is not a key; write its dotted name in quotes")
+            raise RecipeError(given.flag, f"{given.key!r} is not a key", "write its dotted name in quotes")
         override = given._replace(
             key=RENAMED.get(given.key, given.key), value=value_without_queries(as_python(given.value))
         )
@@ -195,7 +197,7 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str
     path = path.resolve()
     if path in children or len(children) >= MAX_PARENTS:
         chain = " -> ".join(p.name for p in (*children, path))
-        raise RecipeError(f"{path.name}: recipes extend each other in a circle: {chain}")
+        raise RecipeError(path.name, f"recipes extend each other in a circle: {chain}")
     own, lines = _read(path)
     name = one_line(path.name)
     keys = [".".join(names) for names, _ in leaves(own)]
@@ -206,8 +208,8 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str
         return own, origins
     if not isinstance(parent, str):
         raise RecipeError(
-            f"{path.name}:{_line(lines, 'extends')}: extends takes one recipe name or path, e.g. extends "
-            f'= "smoke"'
+            f"{path.name}:{_line(lines, 'extends')}",
+            'extends takes one recipe name or path, e.g. extends = "smoke"',
         )
     beside = path.parent / parent
     values, inherited = _read_with_parents(
@@ -283,7 +285,7 @@ def _put(values: dict[str, Any], override: Override) -> None:
     for table in tables:
         inner = values.setdefault(table, {})
         if not isinstance(inner, dict):
-            raise RecipeError(f"{override.flag} {override.key}: '{table}' is a value, not a section")
+            raise RecipeError(f"{override.flag} {override.key}", f"'{table}' is a value, not a section")
         values = inner
     values[leaf] = override.value
 
@@ -293,7 +295,7 @@ def _check(values: dict[str, Any], origins: Mapping[str, str], name: str) -> Rec
     if not isinstance(job, str) or job not in JOBS:
         where = origins.get("job", name)
         said = f"job = {job!r}{_suggest(str(job), list(JOBS))}" if job is not None else "job is missing"
-        raise RecipeError(f"{where}: {said}; set it to one of {', '.join(JOBS)}")
+        raise RecipeError(where, said, f"set it to one of {', '.join(JOBS)}")
     schema = JOBS[job]
     try:
         return schema.model_validate(values)
@@ -318,18 +320,9 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
         case "extra_forbidden" if key in REMOVED:
             return f"{where}: unknown key {key}: it was removed; {REMOVED[key].instead}"
         case "extra_forbidden":
-            *tables, leaf = key.split(".")
-            known = _fields(schema, tables)
-            elsewhere = [k for k in every_key(schema) if k.rsplit(".", 1)[-1] == leaf]
-            others = [job for job, other in JOBS.items() if key in every_key(other)]
-            hint = (
-                f"; did you mean {elsewhere[0]}?"
-                if elsewhere and leaf not in known
-                else f"; it belongs to {', '.join(others)}"
-                if others
-                else _suggest(leaf, known)
-            )
-            return f"{where}: unknown key {key}{hint or '; known here: ' + ', '.join(known)}"
+            *tables, _ = key.split(".")
+            known = ", ".join(_fields(schema, tables))
+            return f"{where}: unknown key {key}; {_instead(key, schema) or f'known here: {known}'}"
         case "literal_error" if key in REMOVED and value in (*REMOVED[key].values,):
             return f"{where}: {key} = {value!r} was removed; {REMOVED[key].instead}"
         case "missing":
@@ -352,6 +345,21 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
                 f"{where}: {key} = {_shown(value)} is not allowed: "
                 f"{detail['msg'][0].lower()}{detail['msg'][1:]}{_hint(detail)}"
             )
+
+
+def _instead(key: str, schema: type[BaseModel]) -> str:
+    """Say what to write instead of an unknown key; "" if there is nothing like it."""
+    keys, leaf = every_key(schema), key.rpartition(".")[2]
+    row = synonym(leaf)
+    if row and (places := [place for place in row.places if place.partition("=")[0] in keys]):
+        return did_you_mean([" and ".join(places) + row.remark])
+    if row and not row.here:
+        return f"vitctl has no such setting{row.remark}"
+    elsewhere = [known for known in keys if known.rpartition(".")[2] == leaf]
+    others = [job for job, other in JOBS.items() if key in every_key(other)]
+    if others and not elsewhere:
+        return f"it belongs to {', '.join(others)}"
+    return did_you_mean(elsewhere[:1] or one_edit_away(key, [*schema.model_fields, *keys])[:1])
 
 
 def _hint(detail: ErrorDetails) -> str:
@@ -383,6 +391,17 @@ def every_key(schema: type[BaseModel], prefix: str = "") -> list[str]:
         else:
             keys.append(prefix + name)
     return keys
+
+
+def takes(key: str, text: str) -> bool:
+    """Return whether a key has a value that is typed after --set, as far as the value alone tells."""
+    schema, values = next(schema for schema in JOBS.values() if key in every_key(schema)), dict[str, Any]()
+    _put(values, parse_override(f"{key}={text}"))
+    try:
+        schema.model_validate(values)
+    except ValidationError as error:
+        return not any(".".join(map(str, problem["loc"])).startswith(key) for problem in error.errors())
+    return True
 
 
 def _suggest(word: str, known: list[str]) -> str:

@@ -180,15 +180,15 @@ class ShardedMachine(TrainMachine):
             return 1
         if processes == 1:
             raise LaunchError(
-                f"machine.sharding = '{self.sharding}' divides a model over several processes, and there is "
-                f"one; give --processes, or set machine.sharding = 'none'"
+                f"machine.sharding = '{self.sharding}' divides a model over several processes, "
+                "and there is one",
+                fix="give --processes, or set machine.sharding = 'none'",
             )
         if processes % self.sharding_replicas:
             raise LaunchError(
-                f"machine.sharding_replicas = {self.sharding_replicas}: {processes} "
-                f"process{'es' * (processes > 1)} cannot hold so "
-                "many copies of equal parts; set it to a divisor of machine.processes, such as the number "
-                "of nodes"
+                f"machine.sharding_replicas = {self.sharding_replicas}",
+                f"{processes} process{'es' * (processes > 1)} cannot hold so many copies of equal parts",
+                "set it to a divisor of machine.processes, such as the number of nodes",
             )
         return processes // self.sharding_replicas
 
@@ -676,19 +676,23 @@ class Pretrain(TrainRecipe):
         if self.needs_labels and not self.model.pre_logits:
             return config
         if not isinstance(config, ViTConfig):
-            raise RecipeError(f"model.name = '{name}': only a ViT has pre-logits or predicts masked patches")
+            raise RecipeError(
+                f"model.name = '{name}'", "only a ViT has pre-logits or predicts masked patches"
+            )
         if self.needs_labels:
             return replace(config, representation_size=config.hidden_size)
         refuse(
             RecipeError,
             (
                 (data.mean, data.std) != ((0.5,) * 3, (0.5,) * 3),
-                "loss.name = 'masked_patch': its targets need pixels in the range -1..1; leave data.mean and "
-                "data.std at 0.5",
+                "loss.name = 'masked_patch'",
+                "its targets need pixels in the range -1..1",
+                "leave data.mean and data.std at 0.5",
             ),
             (
                 type(config) is not ViTConfig,
-                f"model.name = '{name}': masked patches are predicted by a plain ViT, e.g. B/16",
+                f"model.name = '{name}'",
+                "masked patches are predicted by a plain ViT, e.g. B/16",
             ),
         )
         return MaskedPatchConfig(**vars(config), target=self.masked_patch.target)
@@ -874,20 +878,27 @@ def frozen_places(recipe: Pretrain | Finetune | Vtab, config: Config) -> int:
     """
     of_transformer = isinstance(config, ViTConfig)
     if not isinstance(recipe, Pretrain) and recipe.optimizer.layer_decay != 1 and not of_transformer:
-        raise RecipeError("optimizer.layer_decay numbers the blocks of a Transformer, and a ResNet has none; "
-                          "leave it out")  # fmt: skip
+        raise RecipeError(
+            "optimizer.layer_decay numbers the blocks of a Transformer, and a ResNet has none",
+            fix="leave it out",
+        )
     if lora_of(recipe).rank:  # the blocks before the first adapter need no backward pass
         return min(lora_of(recipe).blocks, default=0)
     freeze = recipe.finetune.freeze if isinstance(recipe, Finetune) else "none"
     if freeze in ("none", "backbone"):
         return -1 if freeze == "none" else (config.depth if isinstance(config, ViTConfig) else 0) + 2
     if not isinstance(config, ViTConfig):
-        raise RecipeError(f"finetune.freeze = '{freeze}' is for a Transformer, and this is a ResNet; set "
-                          f"finetune.freeze = 'backbone'")  # fmt: skip
+        raise RecipeError(
+            f"finetune.freeze = '{freeze}' is for a Transformer, and this is a ResNet",
+            fix="set finetune.freeze = 'backbone'",
+        )
     count = 0 if freeze == "embedding" else int(freeze.split()[0])
     if count > config.depth:
-        raise RecipeError(f"finetune.freeze = '{freeze}': the network has {config.depth} blocks; freeze so "
-                          f"many or fewer")  # fmt: skip
+        raise RecipeError(
+            f"finetune.freeze = '{freeze}'",
+            f"the network has {config.depth} blocks",
+            "freeze so many or fewer",
+        )
     return count
 
 

@@ -23,6 +23,7 @@ from pydantic import (
 from vitctl.errors import refuse
 from vitctl.models.variants import LORA_TARGETS
 from vitctl.models.weights.meta import HALF, LARGEST, SMALLEST
+from vitctl.models.weights.names import full_address
 from vitctl.recipe.export_formats import FORMATS, GRAPHS, check_options, formats_in_words
 from vitctl.system.address import check_local
 
@@ -281,11 +282,12 @@ _GIVEN = "if the weights do not record it, or record it wrongly; unset: as recor
 class WeightsSource(Section):
     """[weights] Where a job takes its pre-trained weights from."""
 
-    source: str = knob("newest", "a run folder, a checkpoint folder, a .safetensors file, or 'newest': the "
-                                 "newest finished "
-                                 "run under ./runs, of any training for evaluate and export, of pre-training "
-                                 "for the others; "
-                                 "or a foreign file, https://, hf:// or gs:// address")  # fmt: skip
+    source: Annotated[str, AfterValidator(full_address)] = knob(
+        "newest",
+        "a run folder, a checkpoint folder, a weights file, an https://, hf:// or gs:// address, a name of "
+        "`vitctl weights`, timm:NAME, hf:OWNER/NAME; or 'newest': the newest finished run in ./runs, of any "
+        "training for evaluate and export, of pre-training for the others",
+    )
     which: Annotated[str, AfterValidator(weights_choice)] = knob(
         "",
         "which weights of a run: last, best (by its accuracies), a step, ema (the Polyak average), model "
@@ -752,7 +754,7 @@ class Distillation(Section):
     The loss is (1 - weight) * loss + weight * distillation.
     """
 
-    teacher: str = knob(
+    teacher: Annotated[str, AfterValidator(full_address)] = knob(
         "",
         "weights to learn from: a run, a checkpoint, a weights file or an address; '': off",
         source="Hinton et al. 2015; Beyer et al. 2022",

@@ -83,7 +83,7 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     key, found, values = text.partition("=")
     if not found or not key.strip() or not values.strip():
         raise RecipeError(
-            f"--grid {text}: write it as section.key=v1,v2, e.g. --grid optimizer.lr=0.001,0.003"
+            f"--grid {text}", "write it as section.key=v1,v2, e.g. --grid optimizer.lr=0.001,0.003"
         )
     try:
         listed = parse_toml(f"v = [{values}]")
@@ -111,18 +111,20 @@ def expand_sweep(
     every = {**sweep.axes, **axes}
     varied_keys = {*every, *(key for cell in sweep.cells for key in cell)}
     if both := sorted(varied_keys & {override.key for override in sets}):
-        raise RecipeError(f"{both[0]} is varied by the sweep and set by --set; leave one of them out")
+        raise RecipeError(f"{both[0]} is varied by the sweep and set by --set", fix="leave one of them out")
     if both := sorted({*every} & {key for cell in sweep.cells for key in cell}):
         raise RecipeError(
-            f"{both[0]} is varied by the grid and by the cells of '{sweep.name}'; leave one of them out"
+            f"{both[0]} is varied by the grid and by the cells of '{sweep.name}'", fix="leave one of them out"
         )
     combinations = list(itertools.product(sweep.recipes, sweep.cells or ({},), *every.values()))
     refuse(
         RecipeError,
-        (len(combinations) < 2, f"'{sweep.name}' varies nothing; give --grid section.key=v1,v2"),
+        (len(combinations) < 2, "", f"'{sweep.name}' varies nothing", "give --grid section.key=v1,v2"),
         (
             len(combinations) > MAX_CELLS,
-            f"'{sweep.name}' has {len(combinations):,} runs, more than {MAX_CELLS:,}; use fewer values",
+            "",
+            f"'{sweep.name}' has {len(combinations):,} runs, more than {MAX_CELLS:,}",
+            "use fewer values",
         ),
     )
     fixed = [Override(key, value, sweep.name) for key, value in sweep.fixed.items()]
@@ -141,7 +143,7 @@ def expand_sweep(
         )
     names = [cell.name for cell in cells]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise RecipeError(f"'{sweep.name}' has two runs called '{twice[0]}'; leave one of them out")
+        raise RecipeError(f"'{sweep.name}' has two runs called '{twice[0]}'", fix="leave one of them out")
     return cells
 
 
@@ -151,15 +153,15 @@ def _folder() -> Path:
 
 def _from_table(path: Path, values: Mapping[str, Any]) -> Sweep:
     if unknown := [key for key in values if key not in _TABLES]:
-        raise RecipeError(f"{path.name}: unknown key {unknown[0]}; a sweep has {', '.join(_TABLES)}")
+        raise RecipeError(path.name, f"unknown key {unknown[0]}; a sweep has {', '.join(_TABLES)}")
     recipes = values.get("recipes")
     if not isinstance(recipes, list) or not recipes or not all(isinstance(name, str) for name in recipes):
-        raise RecipeError(f'{path.name}: recipes should name one recipe or more, e.g. recipes = ["jft_b16"]')
+        raise RecipeError(path.name, 'recipes should name one recipe or more, e.g. recipes = ["jft_b16"]')
     cells = values.get("cells", [])
     tables = [values[key] for key in ("set", "grid") if key in values]
     if not isinstance(cells, list) or not all(isinstance(table, dict) for table in (*cells, *tables)):
         raise RecipeError(
-            f"{path.name}: set and grid are tables, cells is a list of tables: [set], [grid], [[cells]]"
+            path.name, "set and grid are tables, cells is a list of tables: [set], [grid], [[cells]]"
         )
     beside = [str(path.parent / name) if (path.parent / name).is_file() else name for name in recipes]
     axes = {
@@ -178,7 +180,7 @@ def _from_table(path: Path, values: Mapping[str, Any]) -> Sweep:
 
 def _axis(where: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
     if len({repr(value) for value in values}) < len(values):
-        raise RecipeError(f"{where}: has duplicate values; remove one")
+        raise RecipeError(where, "has duplicate values", "remove one")
     return values
 
 

@@ -13,7 +13,8 @@ from vitctl.errors import RecipeError
 from vitctl.recipe.load import RESOLVED, Loaded, every_key
 from vitctl.recipe.schema import JOBS, Recipe
 from vitctl.recipe.sections import UNSET
-from vitctl.system.text import did_you_mean, escaped_json, nearest, one_line, typed
+from vitctl.recipe.synonyms import synonym
+from vitctl.system.text import did_you_mean, escaped_json, one_edit_away, one_line, typed
 
 _OF_NETWORK = (
     r"machine\.(precision|device|attention)|weights\..*|evaluation\.labels"
@@ -136,9 +137,14 @@ def explain(key: str) -> list[str]:
     if asked:
         return [line for name in asked for line in _entries(name)]
     ends = [name for name in known if name.endswith("." + key)]
-    near = ends or nearest(key, known)
+    if row := synonym(key):
+        here = " and ".join(row.places) or "nothing in vitctl"
+        said = f"{key} of other programs is {here}{row.remark}"
+        keys = dict.fromkeys(place.partition("=")[0] for place in row.places)
+        return [said, *(line for name in keys if name in known for line in _entries(name))]
+    near = ends or one_edit_away(key, known)
     then = did_you_mean(near) if near else "`vitctl recipes show smoke` lists the keys of a recipe"
-    raise RecipeError(f"no recipe has a key '{key}'; {then}")
+    raise RecipeError(f"no recipe has a key '{key}'", fix=then)
 
 
 def _entries(key: str) -> list[str]:

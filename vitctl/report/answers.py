@@ -84,7 +84,8 @@ def answer_split(run: RunRecords, most: int | None) -> Answers:
         ),
         (
             opened.class_names and opened.class_names != tuple(source.class_names),
-            f"{opened.path}: its classes differ from those of the images",
+            opened.path,
+            "its classes differ from those of the images",
         ),
     )
     number, names = min(most or _affordable(opened), len(source)), source.class_names

@@ -196,7 +196,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     for folder in folders:
         result = read_result(folder)
         if result is None:
-            raise CheckpointError(f"{folder}: has no result.json; give the folder of a finished run")
+            raise CheckpointError(folder, "has no result.json", "give the folder of a finished run")
         results.append(result)
     flat = [_flat(result.metrics) for result in results]
     fitted = [r.provenance.get("temperature_sha256", "") == r.provenance.get("data_sha256") for r in results]
@@ -281,14 +281,14 @@ def _answered(folder: Path, result: RunResult) -> dict[str, bool]:
     place = Path(result.files["answers"])
     if result.provenance.get("answers_sha256") not in (None, answers_digest(place)):
         raise CheckpointError(
-            f"{place}: no longer has the answers of {folder}; evaluate again with another --answers"
+            place, f"no longer has the answers of {folder}", "evaluate again with another --answers"
         )
     rows = read_answers(place)
     found = {row["path"]: is_right(row) for row in rows}
     correct = sum(found.values())
     if (correct, len(found)) != (result.metrics.get("correct"), len(rows)):
         raise CheckpointError(
-            f"{place}: holds {correct:,} right answers to {len(found):,} images, not the result's"
+            place, f"holds {correct:,} right answers to {len(found):,} images, not the result's"
         )
     return found
 

@@ -88,8 +88,8 @@ def find_gpu(device: str, mfu: float) -> Gpu:
     known = {name.lower(): name for name in PEAK_TFLOPS}
     refuse(
         RecipeError,
-        (device.lower() not in known, f"--device {device}: unknown; known: {', '.join(PEAK_TFLOPS)}"),
-        (not 0 < mfu <= 1, f"--mfu {mfu:g}: a share of the peak, above 0 and at most 1, e.g. 0.4"),
+        (device.lower() not in known, f"--device {device}", f"unknown; known: {', '.join(PEAK_TFLOPS)}"),
+        (not 0 < mfu <= 1, f"--mfu {mfu:g}", "a share of the peak, above 0 and at most 1, e.g. 0.4"),
     )
     return Gpu(known[device.lower()], mfu)
 

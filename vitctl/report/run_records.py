@@ -98,7 +98,7 @@ def read_folders(folders: Sequence[Path]) -> tuple[list[RunRecords], list[SweepR
     names = Counter(folder.resolve().name for folder in folders)
     for folder in folders:
         if not folder.is_dir():
-            raise CheckpointError(f"{folder}: no such folder; give run folders, such as {Path('runs')}/NAME")
+            raise CheckpointError(folder, "no such folder", f"give run folders, such as {Path('runs')}/NAME")
         is_itself = _is_run(folder) or _is_sweep(folder)
         found = {path.resolve(): path for path in ([folder] if is_itself else sorted(folder.iterdir()))}
         new = [
@@ -109,7 +109,7 @@ def read_folders(folders: Sequence[Path]) -> tuple[list[RunRecords], list[SweepR
         sweeps |= {p: _read_sweep(path) for p, path in found.items() if _is_sweep(path) and not _is_run(path)}
         if not new and not sweeps.keys() & found.keys():
             raise CheckpointError(
-                f"{folder}: holds no run; give run folders, a sweep's folder, or a folder of runs"
+                folder, "holds no run", "give run folders, a sweep's folder, or a folder of runs"
             )
         runs |= {run.folder.resolve(): run for run in sorted(new, key=_began)}
     return list(runs.values()), list(sweeps.values())
@@ -166,7 +166,9 @@ def _read_sweep(folder: Path) -> SweepRecords:
         kept = [row for row in rows if isinstance(row["run"], str) and isinstance(row["varied"], dict)]
     except (OSError, ValueError, KeyError, TypeError):
         raise CheckpointError(
-            f"{folder / TABLE}.json: not the table of a sweep; run `vitctl sweep` again with --out {folder}"
+            f"{folder / TABLE}.json",
+            "not the table of a sweep",
+            f"run `vitctl sweep` again with --out {folder}",
         ) from None
     cells = [inside(folder, Path(row["run"]).name, error=CheckpointError) for row in kept]
     return SweepRecords(folder, kept, [read_run(cell, cell.name) for cell in cells if _is_run(cell)])

@@ -53,16 +53,16 @@ def without_queries(*texts: str, error: type[VitctlError] = RecipeError, over: b
     found: dict[str, str] = {}
     for half in filter(None, map(_HALF.match, texts)):
         if half[0] == "pipe:":
-            raise error("pipe: commands are never run; give a path or an address")
+            raise error("pipe", "commands are never run", "give a path or an address")
         raise error(f"{half[0]} is the start of an address, which has '//' after it: {half[0]}//...")
 
     def text_of(match: re.Match[str]) -> str:
         text, query = split(match[0], error)
         if query and {*"{}"} & {*query}:
-            raise error(f"{text}: has a brace after the '?'; write the query once, at the end of the pattern")
+            raise error(text, "has a brace after the '?'", "write the query once, at the end of the pattern")
         if query and found.setdefault(text, query) != query:
             raise error(
-                f"{text}: is given with two queries; addresses are identified by the text before the '?'"
+                text, "is given with two queries; addresses are identified by the text before the '?'"
             )
         return text
 
@@ -72,8 +72,8 @@ def without_queries(*texts: str, error: type[VitctlError] = RecipeError, over: b
         value = "\n".join(f"{scope}?{query}" for scope, query in held)
         if len(value) > _MAX_LETTERS:
             raise error(
-                f"the queries of {len(held):,} addresses have more than {_MAX_LETTERS:,} letters; sign the "
-                f"folder, not each file"
+                f"the queries of {len(held):,} addresses have more than {_MAX_LETTERS:,} letters",
+                fix="sign the folder, not each file",
             )
         os.environ[VARIABLE] = value
     return reduced
@@ -87,8 +87,9 @@ def check_local(said: str, path: object, error: type[Exception] = RecipeError) -
     """
     if match := _SCHEME.match(str(path)):
         raise error(
-            f"{said}{' ' * bool(said)}{match[1]}...: is an address, should be a path on a local or mounted "
-            f"disk; copy the files from or to the address yourself"
+            f"{said}{' ' * bool(said)}{match[1]}...",
+            "is an address, should be a path on a local or mounted disk",
+            "copy the files from or to the address yourself",
         )
     return str(path)
 
@@ -129,14 +130,15 @@ def check(address: str, error: type[VitctlError], schemes: tuple[str, ...] = ())
     host, _, path = place.partition("/")
     if scheme == "http" and host and urlsplit(text).hostname not in LOOPBACK:
         raise error(
-            f"{text}: plain http is allowed from this machine only, because it is not protected against "
-            f"changes; use https"
+            text,
+            "plain http is allowed from this machine only, because it is not protected against changes",
+            "use https",
         )
     if scheme not in (*_WEB, *schemes) or not host:
         known = ", ".join(f"{one}://" for one in ("https", *schemes))
-        raise error(f"{one_line(text)}: files are read over {known}; commands are never run")
+        raise error(one_line(text), f"files are read over {known}", "commands are never run")
     if ".." in path.split("/") or any(map(str.isspace, path)):
-        raise error(f"{text}: contains '..' or a space, should be a plain address")
+        raise error(text, "contains '..' or a space, should be a plain address")
     return text
 
 
@@ -154,25 +156,24 @@ def split(address: str, error: type[VitctlError]) -> tuple[str, str]:
     hidden = f"{one_line(scheme.partition(':')[0])}:{'//' * bool(slashes)}..."
     if not slashes:
         raise error(
-            f"{hidden if ':' in head else one_line(head)}: is not an address, such as https://HOST/PATH; "
-            f"commands are never run"
+            hidden if ":" in head else one_line(head),
+            "is not an address, such as https://HOST/PATH",
+            "commands are never run",
         )
     # A password may hold '/', '?' or '#', which end the host.
     if "@" in (address if not slash else head if ":" in host else host):
-        raise error(
-            f"{hidden}: names a user or a password before '@', which vitctl never sends; leave it out"
-        )
+        raise error(hidden, "names a user or a password before '@', which vitctl never sends", "leave it out")
     chosen = _SPLIT.search(host) if is_web and not slash else None
     host, split_name = (host[: chosen.start()], chosen[0]) if chosen else (host, "")
     valid = (_HOST if is_web else _NAME).fullmatch(host)
     if (is_web or query) and host and (not valid or int((is_web and valid[1]) or 0) > _MAX_PORT):
-        raise error(f"{hidden}: host or port is not valid, should be {scheme}://HOST/PATH")
+        raise error(hidden, f"host or port is not valid, should be {scheme}://HOST/PATH")
     text = f"{scheme}://{host.lower() if is_web else host}{split_name}{slash}{path}"
     if has_control(address) or "\\" in address or (is_web and any(map(str.isspace, address))):
         shown = f"{scheme}://{host}/..." if valid else hidden
-        raise error(f"{shown}: contains a space, a control character or a backslash")
+        raise error(shown, "contains a space, a control character or a backslash")
     if query and not is_web:
-        raise error(f"{text if valid else hidden}: has a query (?...), which only https:// addresses have")
+        raise error(text if valid else hidden, "has a query (?...), which only https:// addresses have")
     return text, query
 
 
@@ -196,7 +197,7 @@ def _parsed(value: str) -> dict[str, str]:
         found = (split(address, LaunchError) for address in value.split())
         return _by_scope((text, query) for text, query in found if query)
     except LaunchError as error:
-        raise LaunchError(f"{VARIABLE}: {error}") from None
+        raise LaunchError(VARIABLE, error) from None
 
 
 def _by_scope(found: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -50,7 +50,7 @@ def inside(folder: Path, *names: str, error: type[VitctlError], where: object = 
         is_part = name not in ("", ".", "..") and not set(name) & set("/\\") and name == name.strip()
         if not is_part or has_control(name) or len(name.encode()) > _NAME_BYTES:
             raise error(
-                f"{one_line(str(where or folder))}: {name[:100]!r} is not a plain file name; correct it there"
+                one_line(str(where or folder)), f"{name[:100]!r} is not a plain file name", "correct it there"
             )
     return folder.joinpath(*names)
 
@@ -78,7 +78,7 @@ def check_place(said: str, file: Path) -> None:
     """
     folder = next(path for path in file.absolute().parents if path.exists())
     if not can_write_into(folder):
-        raise RecipeError(f"{said} {file}: cannot write into the folder {folder}; choose another path")
+        raise RecipeError(f"{said} {file}", f"cannot write into the folder {folder}", "choose another path")
 
 
 def check_free(flag: str, file: Path, taken: Iterable[Path], mark: bytes = b"") -> None:
@@ -96,15 +96,17 @@ def check_free(flag: str, file: Path, taken: Iterable[Path], mark: bytes = b"") 
     check_place(flag, file)
     path = file.resolve()
     if {path, *path.parents} & {one.resolve() for one in taken}:
-        raise RecipeError(f"{flag} {file}: the command itself reads or writes this file; give another name")
+        raise RecipeError(
+            f"{flag} {file}", "the command itself reads or writes this file", "give another name"
+        )
     if any((folder / "state.json").exists() for folder in (path, path.parent)):
-        raise RecipeError(f"{flag} {file}: is in a checkpoint of a run; give another name")
+        raise RecipeError(f"{flag} {file}", "is in a checkpoint of a run", "give another name")
     if (path / "recipe.toml").exists():
-        raise RecipeError(f"{flag} {file}: is the folder of a run; give another name")
+        raise RecipeError(f"{flag} {file}", "is the folder of a run", "give another name")
     if mark and path.is_file():
         with path.open("rb") as old:
             if mark not in old.read(1024):
-                raise RecipeError(f"{flag} {file}: exists, and is of another kind; give another name")
+                raise RecipeError(f"{flag} {file}", "exists, and is of another kind", "give another name")
 
 
 @contextmanager
@@ -272,11 +274,11 @@ def open_regular(path: Path, *, error: type[VitctlError]) -> io.BufferedReader:
     try:
         descriptor = os.open(path, _READ)
     except OSError as problem:
-        raise error(f"{path}: cannot be read ({problem.strerror})") from None
+        raise error(path, f"cannot be read ({problem.strerror})") from None
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
         os.close(descriptor)
-        raise error(f"{path}: is {_in_words(kind)}, should be a file")
+        raise error(path, f"is {_in_words(kind)}, should be a file")
     return open(descriptor, "rb")
 
 
@@ -290,9 +292,9 @@ def read_bytes(path: Path, max_bytes: int, *, error: type[VitctlError]) -> bytes
         try:
             content = file.read(max_bytes + 1)
         except OSError as problem:
-            raise error(f"{path}: cannot be read ({problem.strerror})") from None
+            raise error(path, f"cannot be read ({problem.strerror})") from None
     if len(content) > max_bytes:
-        raise error(f"{path}: larger than {max_bytes:,}, the limit of this file in bytes")
+        raise error(path, f"larger than {max_bytes:,}, the limit of this file in bytes")
     return content
 
 
@@ -312,7 +314,7 @@ def parse_json(content: bytes, name: Path | str, *, error: type[VitctlError]) ->
             content.decode("utf-8-sig"), parse_constant=_not_a_number, parse_float=_finite, parse_int=_int
         )
     except (ValueError, RecursionError) as problem:
-        raise error(f"{name}: not JSON ({error_text(problem)})") from None
+        raise error(name, f"not JSON ({error_text(problem)})") from None
 
 
 def no_links(path: str, flags: int) -> int:
@@ -354,11 +356,11 @@ def read_toml(path: Path, *, error: type[VitctlError]) -> tuple[dict[str, Any], 
         text = content.decode("utf-8-sig").replace("\r\n", "\n")
         return value_without_queries(parse_toml(text), over=False), text
     except UnicodeDecodeError:
-        raise error(f"{path}: not UTF-8 text; save it as UTF-8, or give a .toml file") from None
+        raise error(path, "not UTF-8 text", "save it as UTF-8, or give a .toml file") from None
     except ValueError as problem:
-        raise error(f"{path}: not valid TOML: {problem}") from None
+        raise error(path, f"not valid TOML: {problem}") from None
     except VitctlError as problem:
-        raise error(f"{path}: {problem}") from None
+        raise error(path, problem) from None
 
 
 def open_lock(path: Path) -> IO[bytes]:
@@ -371,7 +373,7 @@ def open_lock(path: Path) -> IO[bytes]:
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
         os.close(descriptor)
-        raise LaunchError(f"{path}: is {_in_words(kind)}, should be a file; remove it")
+        raise LaunchError(path, f"is {_in_words(kind)}, should be a file", "remove it")
     return open(descriptor, "r+b")
 
 
@@ -427,7 +429,7 @@ def lock_alone(
     until = time.monotonic() + (_LOCK_SECONDS if seconds is None else seconds)
     while lock(descriptor) is False:
         if time.monotonic() > until:
-            raise error(f"{place}: is being written by another process; wait for it or stop it")
+            raise error(place, "is being written by another process", "wait for it or stop it")
         time.sleep(0.1)
 
 
@@ -508,7 +510,7 @@ def parsing(
     except Exception as problem:
         if explained(problem) is not None:
             raise
-        raise error(f"{one_line(str(name))}: {what} ({error_text(problem)})") from problem
+        raise error(one_line(str(name)), f"{what} ({error_text(problem)})") from problem
 
 
 def error_text(problem: BaseException) -> str:

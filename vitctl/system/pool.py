@@ -152,8 +152,9 @@ def _messages(readers: dict[Connection, ForkProcess]) -> Iterator[tuple[int, Any
                 readers[reader].join()
                 if readers[reader].exitcode:
                     raise DataError(
-                        f"a worker process was killed (exit code {readers[reader].exitcode}), most often out "
-                        "of memory; run the same command again, with fewer workers"
+                        f"a worker process was killed (exit code {readers[reader].exitcode}), "
+                        "most often out of memory",
+                        fix="run the same command again, with fewer workers",
                     ) from None
 
 

@@ -222,9 +222,8 @@ def ensure_descriptors(num_workers: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise LaunchError(
-            f"{num_workers} loader workers need {needed} open files, the limit is {hard}; raise it (ulimit "
-            f"-n {needed}), "
-            "or lower machine.workers"
+            f"{num_workers} loader workers need {needed} open files, the limit is {hard}",
+            fix=f"raise it (ulimit -n {needed}), or lower machine.workers",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 

@@ -345,7 +345,7 @@ async def _complete(
 
 
 def _too_large(url: str, max_bytes: int) -> DataError:
-    return DataError(f"{url}: larger than {max_bytes:,}, the limit of this file in bytes")
+    return DataError(url, f"larger than {max_bytes:,}, the limit of this file in bytes")
 
 
 def _begin(span: Span, whole: int | None, first: int) -> int | None:
@@ -361,14 +361,15 @@ def _begin(span: Span, whole: int | None, first: int) -> int | None:
     if first != span.start + span.done:
         if span.start:
             raise NoRangesError(
-                f"{span.url}: the server does not support byte ranges; set data.cache_gib above 0 to read "
-                f"whole shards"
+                span.url,
+                "the server does not support byte ranges",
+                "set data.cache_gib above 0 to read whole shards",
             )
         known, span.done = None, 0  # it sends the whole file: it changed, or there are no ranges
     if whole is not None and known not in (None, whole):
-        raise DataError(f"{span.url}: changed from {known} to {whole} bytes while it was read")
+        raise DataError(span.url, f"changed from {known} to {whole} bytes while it was read")
     if whole is not None and whole < (span.stop or 0):
-        raise DataError(f"{span.url}: ends at byte {whole}, should reach {span.stop}")
+        raise DataError(span.url, f"ends at byte {whole}, should reach {span.stop}")
     return whole if span.stop is None else span.stop
 
 
@@ -410,7 +411,7 @@ def _pause(url: str, error: TransientError, failures: int, since: float, patienc
     longest = min(PAUSE_SECONDS * 2 ** min(failures - 1, 30), _LONGEST_PAUSE_SECONDS)
     pause: float = max(longest * random.uniform(0.5, 1.0), min(error.pause_seconds, _LONGEST_PAUSE_SECONDS))
     if failures >= LEAST_ATTEMPTS and left <= 0:
-        raise GaveUpError(f"{url}: {error}; gave up after {failures} attempts in {now - since:.0f} s")
+        raise GaveUpError(url, f"{error}; gave up after {failures} attempts in {now - since:.0f} s")
     if is_new:
         began, until = (time.strftime("%H:%M:%S", time.localtime(time.time() + at - now))
                         for at in (since, since + patience))  # fmt: skip
@@ -434,7 +435,7 @@ async def _from_fsspec(_session: Any, span: Span) -> AsyncIterator[Response]:
         files.retries = 1  # of s3fs: `_complete` is the only loop
     except ImportError:
         raise DataError(
-            f"{span.url}: {scheme}:// needs the package {_PACKAGES[scheme]}: pip install 'vitctl[{scheme}]'"
+            span.url, f"{scheme}:// needs the package {_PACKAGES[scheme]}: pip install 'vitctl[{scheme}]'"
         ) from None
 
     async def call(name: str, **given: int) -> Any:
@@ -443,10 +444,10 @@ async def _from_fsspec(_session: Any, span: Span) -> AsyncIterator[Response]:
                 return await getattr(files, f"_{name}")(path, **given)
             return await asyncio.to_thread(getattr(files, name), path, **given)
         except FileNotFoundError:
-            raise MissingError(f"{span.url}: no such file on the server") from None
+            raise MissingError(span.url, "no such file on the server") from None
         except PermissionError as error:
             raise DataError(
-                f"{span.url}: access denied ({error}); credentials are read from the environment"
+                span.url, f"access denied ({error}); credentials are read from the environment"
             ) from None
         except Exception as error:  # each file system has its own types, also for dropped connections
             raise TransientError(error_text(error)) from None
@@ -493,7 +494,7 @@ async def _check_redirect(_session: Any, context: Any, given: Any) -> None:
     text = check(split(text, DataError)[0], DataError)
     place = urlsplit(text)
     if place.hostname in LOOPBACK and given.url.host not in LOOPBACK:
-        raise DataError(f"{text}: is this machine itself, not {given.url.host}")
+        raise DataError(text, f"is this machine itself, not {given.url.host}")
     context.trace_request_ctx[:] = [place.netloc]
 
 
@@ -546,13 +547,13 @@ def _check_status(response: Any, span: Span, url: str, is_asked: bool) -> None:
         span.done = 0
         raise TransientError("the partial file did not fit")
     if status == 416:
-        raise DataError(f"{span.url}: is shorter than the index says; index it again")
+        raise DataError(span.url, "is shorter than the index says", "index it again")
     if status in (404, 410):
-        raise MissingError(f"{span.url}: no such file on the server")
+        raise MissingError(span.url, "no such file on the server")
     text = status_text(status, url)
     if status in TRANSIENT:
         raise TransientError(text, float(parse_num_bytes(response.headers.get("Retry-After")) or 0))
-    raise DataError(f"{span.url}: {text}")
+    raise DataError(span.url, text)
 
 
 async def _chunks(response: Any, url: str, host: list[str]) -> AsyncIterator[bytes]:
@@ -580,11 +581,11 @@ def _web_errors(url: str, host: list[str], text: str = "the request failed") -> 
     try:
         yield
     except DataError as error:
-        raise DataError(f"{url}: its redirect is refused: {error}") from None
+        raise DataError(url, f"its redirect is refused: {error}") from None
     except aiohttp.TooManyRedirects:
-        raise DataError(f"{url}: {status_text(HTTPStatus.FOUND, url)}") from None
+        raise DataError(url, status_text(HTTPStatus.FOUND, url)) from None
     except (aiohttp.InvalidURL, ValueError):
-        raise DataError(f"{url}: the address or its redirect is not valid; correct it") from None
+        raise DataError(url, "the address or its redirect is not valid", "correct it") from None
     except aiohttp.ClientConnectorError as error:
         number, is_unknown = error.os_error.errno or 0, isinstance(error.os_error, socket.gaierror)
         why = os.strerror(number) if number > 0 else error.os_error.strerror
@@ -622,7 +623,7 @@ def _credentials(name: str, url: str) -> dict[str, str]:
     if not token or not url.startswith(f"{HUB}/"):
         return {}
     if not (token.isascii() and token.isprintable()):
-        raise DataError(f"{name}: HF_TOKEN has an invalid character; set it again")
+        raise DataError(name, "HF_TOKEN has an invalid character", "set it again")
     return {"Authorization": f"Bearer {token}"}
 
 
@@ -631,8 +632,7 @@ def _hub_url(url: str) -> str:
     parts = _HUB_ADDRESS.fullmatch(url)
     if parts is None:
         raise DataError(
-            f"{url}: should look like hf://datasets/OWNER/NAME/FOLDER, or "
-            f"hf://datasets/OWNER/NAME@REVISION/..."
+            url, "should look like hf://datasets/OWNER/NAME/FOLDER, or hf://datasets/OWNER/NAME@REVISION/..."
         )
     return hub_address(f"datasets/{parts[1]}", parts[3], parts[2] or "main")
 

@@ -119,6 +119,24 @@ def _abbreviates(one: str, other: str) -> bool:
     )
 
 
+def one_edit_away(word: str, known: Iterable[str]) -> list[str]:
+    """Return the known words that differ from `word` by a letter: more, fewer, other or exchanged."""
+    return [other for other in known if _is_one_edit(word, other)]
+
+
+def _is_one_edit(one: str, other: str) -> bool:
+    short, long = sorted((one, other), key=len)
+    if len(long) - len(short) > 1 or one == other:
+        return False
+    start = next(
+        (i for i, pair in enumerate(zip(short, long, strict=False)) if pair[0] != pair[1]), len(short)
+    )
+    if len(short) < len(long):
+        return short[start:] == long[start + 1 :]
+    exchanged = short[start + 1 : start + 2] + short[start] + short[start + 2 :]
+    return short[start + 1 :] == long[start + 1 :] or exchanged == long[start:]
+
+
 def did_you_mean(words: Iterable[str]) -> str:
     """Return the question "did you mean ...?" for suggested words; "" for none."""
     text = " or ".join(words)

@@ -90,7 +90,7 @@ class Rerun:
         place = self.folder.resolve().relative_to(self.run_dir.resolve())
         recipe = with_overrides(self.loaded, self._machine()).recipe
         if not isinstance(recipe, Pretrain | Finetune | Vtab):
-            raise RecipeError(f"{self.run_dir}: a run of {recipe.job} has no steps")
+            raise RecipeError(self.run_dir, f"a run of {recipe.job} has no steps")
         self._copy(place)
 
         def only_this(trainer: Trainer) -> Score | None:
@@ -110,7 +110,7 @@ class Rerun:
             _JOBS[recipe.job](recipe, self.scratch, stop=StopFlag(), act=only_this)
         except _DoneError:
             return
-        raise RecipeError(f"{self.run_dir}: its recipe does not train {place}")
+        raise RecipeError(self.run_dir, f"its recipe does not train {place}")
 
     def explained(self, error: VitctlError) -> str:
         """Return an error of `reach`, and the option that fixes it."""

@@ -57,7 +57,7 @@ def verify(
     run_dir = run_of(folder)
     if not (run_dir / RECIPE).is_file():
         raise CheckpointError(
-            f"{folder}: not a run, it has no {RECIPE}; give a run folder, such as runs/NAME"
+            folder, f"not a run, it has no {RECIPE}", "give a run folder, such as runs/NAME"
         )
     loaded = _loaded(run_dir, data, weights)
     trainings = [read_training(path) for path in _training_folders(folder, run_dir)]
@@ -97,7 +97,7 @@ def _loaded(run_dir: Path, data: str, weights: str) -> Loaded:
     """Load RUN/recipe.toml with the places of data and start weights on this machine."""
     name, places = str(run_dir / RECIPE), {"data.path": data, "weights.source": weights}
     if weights and not hasattr(load_recipe(name).recipe, "weights"):
-        raise RecipeError(f"{run_dir}: pre-training does not start from weights; leave out --from")
+        raise RecipeError(run_dir, "pre-training does not start from weights", "leave out --from")
     return load_recipe(name, [Override(key, value) for key, value in places.items() if value])
 
 
@@ -115,7 +115,7 @@ def _training_folders(folder: Path, run_dir: Path) -> list[Path]:
             if path == run_dir or any((path / name).is_file() for name in (RESULT, STEP_RECORDS))
         )
         what = "a part of a run" if folder.exists() else "does not exist"
-        raise CheckpointError(f"{folder}: {what}; give the run: vitctl verify {typed(training)}")
+        raise CheckpointError(folder, what, f"give the run: vitctl verify {typed(training)}")
     return [folder, *sorted(inside)]
 
 
@@ -124,15 +124,16 @@ def _chosen_trainings(trainings: Sequence[Training], steps: str) -> list[Trainin
     folder = trainings[0].folder
     recorded = [training for training in trainings if (training.folder / STEP_RECORDS).is_file()]
     if not recorded:
-        raise RecipeError(f"{folder}: has no record of its steps, so none can be replayed")
+        raise RecipeError(folder, "has no record of its steps, so none can be replayed")
     if steps == "all":
         return recorded
     if steps == "any":
         return [random.SystemRandom().choice(recorded)]
     if folder != recorded[0].folder and len(recorded) > 1:
         raise RecipeError(
-            f"{folder}: holds {len(recorded)} trainings; name one: vitctl verify {recorded[0].folder} "
-            f"--replay {steps}"
+            folder,
+            f"holds {len(recorded)} trainings",
+            f"name one: vitctl verify {recorded[0].folder} --replay {steps}",
         )
     return [recorded[0]]
 
@@ -146,7 +147,7 @@ def _chosen_steps(training: Training, text: str) -> list[Range]:
         return []
     folder, last = training.folder, training.steps.last
     if not last:
-        raise RecipeError(f"{folder}: no step is recorded, so none can be replayed")
+        raise RecipeError(folder, "no step is recorded, so none can be replayed")
     if text == "all":
         return [(1, last)]
     if text == "any":
@@ -156,7 +157,7 @@ def _chosen_steps(training: Training, text: str) -> list[Range]:
         return [(step + 1, min(step + _STEPS, following)) for step, following in pairwise([*drawn, last])]
     first, final = _first_and_last(text)
     if final > last:
-        raise RecipeError(f"--replay {text}: {folder} has records of steps 1 to {last}")
+        raise RecipeError(f"--replay {text}", f"{folder} has records of steps 1 to {last}")
     return [(first, final)]
 
 
@@ -166,14 +167,16 @@ def _first_and_last(text: str) -> Range:
         first, final = int(begin), int(end if colon else begin)
     except ValueError:
         raise RecipeError(
-            f"--replay {text}: should be a step such as 30, a range such as 1200:1210, any or all"
+            f"--replay {text}", "should be a step such as 30, a range such as 1200:1210, any or all"
         ) from None
     refuse(
         RecipeError,
-        (first < 1, f"--replay {text}: steps count from 1"),
+        (first < 1, f"--replay {text}", "steps count from 1"),
         (
             final < first,
-            f"--replay {text}: the first step comes after the last; did you mean {final}:{first}?",
+            f"--replay {text}",
+            "the first step comes after the last",
+            f"did you mean {final}:{first}?",
         ),
     )
     return first, final

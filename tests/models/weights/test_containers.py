@@ -7,7 +7,10 @@ import zipfile
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
 from itertools import permutations
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -246,9 +249,53 @@ def test_one_set__wrappers_are_stripped_in_any_order(count: int) -> None:
     assert one_set(mixed)[0] is mixed
 
 
-def test_read__a_refused_pickle_names_the_class_that_it_met(tmp_path: Path) -> None:
-    torch.save({"model": STATE, "args": Namespace(lr=1)}, tmp_path / "w.pth")
-    refused(tmp_path / "w.pth", "holds more than tensors (argparse.Namespace); never opened")
+ARGS = Namespace(
+    lr=np.float64(0.1), seed=np.int64(3), on=np.bool_(True), out=Path("runs/a"), betas=(0.9, 0.99)
+)
+BESIDE = {
+    "epoch": 3,
+    "optimizer": {"state": {0: {"step": torch.ones(1)}}},
+    "args": ARGS,
+    "scaler": {"scale": 2.0},
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    ("beside", "raw", "averaged"),
+    [
+        ({"arch": "vit", "version": 2, "metric": np.float64(71.2)}, "state_dict", "state_dict_ema"),  # timm
+        ({}, "model", ""),  # MAE
+        ({"lr_scheduler": {"last_epoch": 3}}, "model", "model_ema"),  # DeiT
+    ],
+)
+def test_read__checkpoints_of_training_programs_with_their_arguments(
+    tmp_path: Path, beside: dict[str, Any], raw: str, averaged: str, zipped: bool
+) -> None:
+    sets = {raw: STATE} | ({averaged: {name: 2 * one for name, one in STATE.items()}} if averaged else {})
+    path = tmp_path / "last.pth.tar"
+    torch.save(BESIDE | beside | sets, path, _use_new_zipfile_serialization=zipped)
+    for which, of in (("model", raw), ("ema", averaged)):
+        if averaged:
+            assert str(one_set(read_tensors(path), which)[0]) == str(sets[of])
+    assert str(one_set(read_tensors(path))[0]) == str(sets[averaged or raw])
+
+
+def test_read__arguments_are_never_taken_for_tensors(tmp_path: Path) -> None:
+    torch.save({"model": STATE | {"c": np.float64(1)}}, tmp_path / "w.pth")
+    refused(tmp_path / "w.pth", "not a plain state dict, these are not tensors: model.c")
+
+
+REFUSED = [Fraction(1, 2), partial(print, "ran"), attrgetter("x"), np.ones(3), np.random.default_rng(0)]
+
+
+@pytest.mark.parametrize("value", REFUSED, ids=str)
+def test_read__a_refused_pickle_names_the_class_that_it_met(
+    tmp_path: Path, value: object, capfd: Any
+) -> None:
+    torch.save({"model": STATE, "args": value}, tmp_path / "w.pth")
+    refused(tmp_path / "w.pth", "holds more than tensors (")
+    assert capfd.readouterr().out == ""
     itself: dict[str, Any] = {"model": {}, "model_ema": {"a": torch.ones(1)}}
     itself["model"] = itself["model_ema"] = itself
     torch.save(itself, tmp_path / "w.pth")

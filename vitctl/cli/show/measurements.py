@@ -60,9 +60,10 @@ def check_target(flag: str, file: Path, endings: tuple[str, ...]) -> None:
         RecipeError,
         (
             file.suffix.lower() not in endings,
-            f"{flag} {file}: should be the name of a {' or '.join(endings)} file",
+            f"{flag} {file}",
+            f"should be the name of a {' or '.join(endings)} file",
         ),
-        (file.is_dir(), f"{flag} {file}: is a folder, should be a file"),
+        (file.is_dir(), f"{flag} {file}", "is a folder, should be a file"),
     )
     check_place(flag, file)
 
@@ -71,8 +72,8 @@ def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None) ->
     """Measure a recipe's training step, print it, and write its numbers."""
     if len(options.names) > 1:
         raise RecipeError(
-            f"{' '.join(options.names)}: a training step is measured for one model; for several, give "
-            f"--resolutions"
+            " ".join(options.names),
+            "a training step is measured for one model; for several, give --resolutions",
         )
     member = start_command()
     if member is not None:
@@ -112,7 +113,7 @@ def chosen_recipe(
     of_model = [one for one in overrides if one.key.startswith("model.")] if is_plain else []
     overrides = [one for one in overrides if one not in of_model]
     if model and not is_plain:
-        raise RecipeError(f"{model}: a name alone is a plain network; leave out --recipe, or give --model")
+        raise RecipeError(model, "a name alone is a plain network", "leave out --recipe, or give --model")
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items()]
     recipe = load_recipe(name, [*overrides, *started_processes(member, None, overrides)]).recipe
     if not isinstance(recipe, Pretrain | Finetune):
@@ -124,7 +125,7 @@ def chosen_recipe(
     variant(model)
     fields = {one.key.partition(".")[2]: one.value for one in of_model}
     if unknown := fields.keys() - Model.model_fields.keys():
-        raise RecipeError(f"--set model.{min(unknown)}: no such key; see `vitctl recipes explain model`")
+        raise RecipeError(f"--set model.{min(unknown)}", "no such key", "see `vitctl recipes explain model`")
     changed = Model(**{**fields, "name": model})
     return recipe.model_copy(update={"model": changed}), f"{model}, trained as {name}, without dropout"
 
@@ -136,12 +137,12 @@ def run_resolutions(
     from vitctl.bench.resolutions import MODELS, bench_resolutions, parse_sides
 
     if resolutions is None:
-        raise RecipeError(f"--plot {plot}: needs --resolutions, e.g. --resolutions 64..512")
+        raise RecipeError(f"--plot {plot}", "needs --resolutions, e.g. --resolutions 64..512")
     precision = value_of(flags, "--precision") or "auto"
     of_recipe = ["--recipe"] * (options.recipe is not None)
     of_recipe += [flag for flag in flags if flag != "--precision"] + ["--set"] * bool(options.sets)
     if of_recipe:
-        raise RecipeError(f"{of_recipe[0]}: --resolutions takes model names, not a recipe; leave it out")
+        raise RecipeError(of_recipe[0], "--resolutions takes model names, not a recipe", "leave it out")
     picture = plot or Path("speed.png")
     numbers = options.json or picture.with_suffix(".json")
     check_target("--plot", picture, (".png", ".svg"))

@@ -50,11 +50,11 @@ def show_paper_tables(
     """
     gpu = find_gpu(device, mfu)
     if number is not None and number not in TABLES:
-        raise RecipeError(f"no table is called '{number}'; choose one of {', '.join(TABLES)}")
+        raise RecipeError(f"no table is called '{number}'", fix=f"choose one of {', '.join(TABLES)}")
     numbers = [number] if number else list(TABLES)
     known = dict.fromkeys(column for n in numbers if n in RESULTS for column in RESULTS[n].columns)
     if wrong := [target for target in targets if target not in known]:
-        raise RecipeError(f"--target {wrong[0]}: no such column; known: {', '.join(known) or 'none'}")
+        raise RecipeError(f"--target {wrong[0]}", f"no such column; known: {', '.join(known) or 'none'}")
     if plot is not None:
         _check_plot(number, plot)
     ours = our_results(runs)
@@ -83,12 +83,12 @@ def _check_plot(number: str | None, plot: Path) -> None:
         RecipeError,
         (
             number not in PLOTS,
-            f"--plot {plot}: only {', '.join(PLOTS)} can be plotted, e.g. `vitctl recipes table fig5 "
-            f"--plot {plot}`",
+            f"--plot {plot}",
+            f"only {', '.join(PLOTS)} can be plotted, e.g. `vitctl recipes table fig5 --plot {plot}`",
         ),
-        (plot.suffix.lower() != ".png", f"--plot {plot}: should be the name of a .png file"),
-        (not plot.absolute().parent.is_dir(), f"--plot {plot}: there is no folder {plot.parent}"),
-        (not can_plot(), f"--plot: {NOT_INSTALLED}"),
+        (plot.suffix.lower() != ".png", f"--plot {plot}", "should be the name of a .png file"),
+        (not plot.absolute().parent.is_dir(), f"--plot {plot}", f"there is no folder {plot.parent}"),
+        (not can_plot(), "--plot", NOT_INSTALLED),
     )
 
 

@@ -113,7 +113,7 @@ def tail(folder: Path) -> None:
 
 def _read(folder: Path) -> RunLine:
     if not (folder / RECIPE).is_file():
-        raise CheckpointError(f"{folder}: not a run folder; `vitctl runs` lists those under ./runs")
+        raise CheckpointError(folder, "not a run folder", "`vitctl runs` lists those under ./runs")
     return read_line(folder)
 
 
@@ -165,7 +165,7 @@ def clean_runs(runs: Sequence[Path], *, yes: bool) -> None:
     question = f"delete {count_text(number, 'checkpoint')}, {bytes_text(total)}?"
     if not yes:
         if not sys.stdin.isatty():
-            raise CheckpointError(f"{question} there is no terminal to answer on; add --yes")
+            raise CheckpointError(f"{question} there is no terminal to answer on", fix="add --yes")
         typer.confirm(question, abort=True)
     freed = 0
     for removal in removals:
@@ -275,7 +275,7 @@ def _draw_sweep(sweep: Sweep, outcomes: Sequence[Outcome], folder: Path, metric:
     if not finished:
         known = dict.fromkeys(name for outcome in outcomes for name in outcome.numbers)
         if known:
-            raise VitctlError(f"--metric {metric}: no run has this metric; they have {', '.join(known)}")
+            raise VitctlError(f"--metric {metric}", f"no run has this metric; they have {', '.join(known)}")
     elif can_plot():
         say(f"plot: {draw_sweep(finished, metric, sweep.note or sweep.name, folder)}")
     else:

@@ -47,8 +47,8 @@ def find_data_set(name: str) -> DataSet:
     near = starts[:3] or list(dict.fromkeys(by_name[alias].name for alias in close))
     hint = f"{did_you_mean(near)} " if near else ""
     raise DataError(
-        f"no data set is called '{name}'; {hint}known: {', '.join(DATA_SETS)}; for your own images use "
-        f"--data FOLDER"
+        f"no data set is called '{name}'",
+        fix=f"{hint}known: {', '.join(DATA_SETS)}; for your own images use --data FOLDER",
     )
 
 
@@ -81,7 +81,7 @@ def read_originals(name: str, root: Path, *, allow_partial: bool = False) -> dic
         if len(originals.items) != row.sizes[split]
     ]
     if wrong and not allow_partial:
-        raise DataError(f"{root}: {row.name} is incomplete: {'; '.join(wrong)}")
+        raise DataError(root, f"{row.name} is incomplete: {'; '.join(wrong)}")
     return splits
 
 
@@ -139,7 +139,7 @@ def open_split(
     except DataError as error:
         if any(name in split for name in splits):
             raise
-        raise DataError(f"{folder}: has no split '{split}'; found: {', '.join(splits) or 'none'}") from error
+        raise DataError(folder, f"has no split '{split}'; found: {', '.join(splits) or 'none'}") from error
     if dataset and not path and whole:
         _check_against_table(find_data_set(dataset), sources, Path(folder))
     return chosen
@@ -175,14 +175,16 @@ def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
             else f"`{command} --data SHARDS`"
         )
         without = ". --dry-run and --synthetic need no data" * command.startswith("vitctl pretrain")
-        raise DataError(f"{message} Other images: `vitctl data shards PHOTOS SHARDS`, then {again}{without}")
+        raise DataError(
+            f"{message} Other images", f"`vitctl data shards PHOTOS SHARDS`, then {again}{without}"
+        )
     return folder
 
 
 def no_data() -> DataError:
     """Return the error for a recipe that names no data."""
     return DataError(
-        "no data was given; use --data FOLDER (shards made by `vitctl data shards`) or --dataset NAME"
+        "no data was given", fix="use --data FOLDER (shards made by `vitctl data shards`) or --dataset NAME"
     )
 
 
@@ -213,10 +215,10 @@ def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Pa
         wanted = sizes.get(name)
         if len(source.class_names) != row.num_classes or (wanted is not None and stored != wanted):
             raise DataError(
-                f"{folder / name}: {stored:,} images of {len(source.class_names):,} classes, "
-                f"{row.name} has {wanted or '?':,} of {row.num_classes:,}; if it is another data set give it "
-                f"with --data "
-                f"{folder}"
+                folder / name,
+                f"{stored:,} images of {len(source.class_names):,} classes, {row.name} has "
+                f"{wanted or '?':,} of {row.num_classes:,}",
+                f"if it is another data set give it with --data {folder}",
             )
 
 
@@ -273,12 +275,13 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
         if path.is_dir():
             return _open_folder(path)
         if not path.is_file():
-            raise DataError(f"{source}: no such file or folder")
+            raise DataError(source, "no such file or folder")
         read = FILES.get(path.suffix.lower())
         if read is None:
             raise DataError(
-                f"{source}: should be a folder of class folders, a .tar of them, a .csv or .tsv table, or "
-                f".parquet; unpack other archives first"
+                source,
+                "should be a folder of class folders, a .tar of them, a .csv or .tsv table, or .parquet",
+                "unpack other archives first",
             )
         return read(path)
 
@@ -291,8 +294,9 @@ def _open_folder(folder: Path) -> dict[str, Originals]:
     if tables := [*folder.glob("*.parquet"), *folder.glob("data/*.parquet")]:
         if images := sort_files(folder)[0]:
             raise DataError(
-                f"{folder}: holds {tables[0].name} and images such as {one_line(images[0])}; give the table, "
-                f"or move it away"
+                folder,
+                f"holds {tables[0].name} and images such as {one_line(images[0])}",
+                "give the table, or move it away",
             )
         return read_parquet(tables)
     if tar := next(tars(folder), None):
@@ -340,8 +344,9 @@ def read_torchvision(name: str, root: Path, *, download: bool) -> dict[str, Orig
     except Exception as error:  # torchvision raises whatever damaged files make it trip over
         reason = " ".join(str(error).split())
         raise DataError(
-            f"torchvision:{name}: cannot be {f'downloaded to {root}' if download else f'read from {root}'} "
-            f"({reason}); {_OFFLINE if download else 'or try --download'}"
+            f"torchvision:{name}",
+            f"cannot be {f'downloaded to {root}' if download else f'read from {root}'} "
+            f"({reason}); {_OFFLINE if download else 'or try --download'}",
         ) from None
     # torchvision spells the breeds of the pets differently.
     spelled, source = tuple(getattr(opened, "classes", ())), f"torchvision {name}"

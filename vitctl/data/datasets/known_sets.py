@@ -63,15 +63,15 @@ class DataSet:
         """
         if self.read is None:
             raise DataError(
-                f"{self.name}: has no original files to read; {self.obtain or 'it comes with vitctl'}"
+                self.name, f"has no original files to read; {self.obtain or 'it comes with vitctl'}"
             )
         try:
             splits = self.read(root)
         except MissingOriginalsError as error:
-            raise DataError(f"{error}; unpack here: {self.archive}") from None
+            raise DataError(error, fix=f"unpack here: {self.archive}") from None
         for originals in splits.values():
             if (found := len(originals.class_names)) != self.num_classes:
-                raise DataError(f"{root}: {found:,} classes, {self.name} has {self.num_classes:,}")
+                raise DataError(root, f"{found:,} classes, {self.name} has {self.num_classes:,}")
         return splits
 
 

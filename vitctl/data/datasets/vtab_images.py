@@ -140,8 +140,8 @@ def _check(task: VtabTask, sources: Mapping[str, Source], root: Path, allow_part
     counts = {len(names) for names in classes}
     if counts != {task.num_classes} or len(classes) > 1:
         raise DataError(
-            f"{root}: {task.name} has {task.num_classes} classes, the same in each split; found "
-            f"{sorted(counts)}"
+            root,
+            f"{task.name} has {task.num_classes} classes, the same in each split; found {sorted(counts)}",
         )
     for name, source in sources.items():
         check_labels(
@@ -153,7 +153,7 @@ def _check(task: VtabTask, sources: Mapping[str, Source], root: Path, allow_part
     ]
     if wrong and not allow_partial:
         raise DataError(
-            f"{root}: {task.name} is incomplete: {', '.join(wrong)} images; accept it with data.allow_partial"
+            root, f"{task.name} is incomplete: {', '.join(wrong)} images", "accept it with data.allow_partial"
         )
 
 
@@ -212,18 +212,16 @@ def read_community_lists(folder: Path, num_classes: int, test_sizes: Collection[
         rows = [line.rpartition(" ") for line in read_lines(path)]
         names = [name for name, *_ in rows]
         if "" in names:
-            raise DataError(f"{path}: every line should be like images/{split}/000000.jpg 7")
+            raise DataError(path, f"every line should be like images/{split}/000000.jpg 7")
         wanted = {COMMUNITY_SIZES[split]} if split in COMMUNITY_SIZES else set(test_sizes)
         if len(names) not in wanted:
             expected = " or ".join(f"{size:,}" for size in sorted(wanted))
-            raise DataError(f"{path}: {len(names):,} images, should be {expected}")
+            raise DataError(path, f"{len(names):,} images, should be {expected}")
         labels = numbered_labels((label for *_, label in rows), num_classes, path, first=0)
         listed = folder / _KEYS / f"{split}.txt"
         keys = read_lines(listed) if listed.is_file() else names
         if len(keys) != len(names):
-            raise DataError(
-                f"{listed}: {count_text(len(keys), 'name')} for {count_text(len(names), 'image')}"
-            )
+            raise DataError(listed, f"{count_text(len(keys), 'name')} for {count_text(len(names), 'image')}")
         class_names = tuple(map(str, range(num_classes)))
         splits[split] = Originals(file_items(folder, names, labels, keys), class_names, source)
     return splits
@@ -239,7 +237,7 @@ def _note_source(folder: Path) -> str:
     except (ValueError, KeyError, TypeError, RecursionError):
         source, form = "", ""
     if form != _FORMAT:
-        raise DataError(f"{path}: should be a note of the format {_FORMAT}")
+        raise DataError(path, f"should be a note of the format {_FORMAT}")
     return source
 
 

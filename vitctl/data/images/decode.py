@@ -55,14 +55,13 @@ _COLOUR_MAP, _WHITE_IS_ZERO, _UNSIGNED, _WEBP = 320, 0, 1, 50001
 class BadSample(DataError):  # noqa: N818 - it names the sample, not the failure
     """One sample that cannot be used: counted and skipped in training, an error in evaluation.
 
-    Args:
-        reason: category to count by, such as `truncated` or `not an image`.
-        detail: further text of the message.
+    Its fields are a category to count by, such as `truncated` or `not an image`, and what more is known.
     """
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
+    @property
+    def reason(self) -> str:
+        """The category to count by."""
+        return self.where or self.what
 
 
 class _Turn(NamedTuple):

@@ -220,8 +220,8 @@ class EvalTransform:
     def __post_init__(self) -> None:
         if self.resample not in (known := get_args(EvalResample)):  # of weights of another program
             raise CheckpointError(
-                f"these weights resize images by {one_line(repr(self.resample))}, which vitctl does not "
-                f"have; set data.eval_resample to one of {', '.join(known)}"
+                f"these weights resize images by {one_line(repr(self.resample))}, which vitctl does not have",
+                fix=f"set data.eval_resample to one of {', '.join(known)}",
             )
 
     def __str__(self) -> str:

@@ -259,8 +259,9 @@ def eval_batches(
             can_pad = reason in ("truncated", "damaged") and transform.truncated == "refuse"
             pad = "; of a JPEG data.truncated = 'pad' scores what is there" if can_pad else ""
             raise DataError(
-                f"{source.location(sample)}: sample {key} cannot be evaluated ({reason}); "
-                f"a score needs every image, so fix it or write the split without it{pad}"
+                source.location(sample),
+                f"sample {key} cannot be evaluated ({reason}); a score needs every image, so fix "
+                f"it or write the split without it{pad}",
             )
         yield batch
 
@@ -455,7 +456,9 @@ def _batches(
             if not is_worker_death(error):
                 raise
             cause = cause_of_death(workers)
-            raise DataError(f"a loader process was {cause}; use fewer loader workers ({error})") from error
+            raise DataError(
+                f"a loader process was {cause}", fix=f"use fewer loader workers ({error})"
+            ) from error
         yield batch
     del batches, loader
     raise kind(message)

@@ -57,7 +57,7 @@ class ShardCache:
             if descriptor is not None:
                 return descriptor
             self.fetch(url, num_bytes, sha256, since=asked)
-        raise DataError(f"{self.folder}: the cache evicts shards before they are read; raise data.cache_gib")
+        raise DataError(self.folder, "the cache evicts shards before they are read", "raise data.cache_gib")
 
     def fetch(self, url: str, num_bytes: int, sha256: str, *, since: float | None = None) -> None:
         """Fetch a shard, unless it is in the cache. Another process may fetch it: wait for that where `since`
@@ -75,8 +75,9 @@ class ShardCache:
                     self._fetch(url, target, num_bytes, sha256, since)
         except OSError as error:
             raise DataError(
-                f"{error.filename or self.folder}: cannot be written ({error.strerror}); set "
-                f"VITCTL_CACHE to a disk with free space"
+                error.filename or self.folder,
+                f"cannot be written ({error.strerror})",
+                "set VITCTL_CACHE to a disk with free space",
             ) from None
 
     def _fetch(self, url: str, target: Path, num_bytes: int, sha256: str, since: float | None) -> None:
@@ -84,7 +85,7 @@ class ShardCache:
             left.unlink(missing_ok=True)
         if num_bytes > self.max_bytes:
             raise DataError(
-                f"{url}: {num_bytes} bytes, the cache holds {self.max_bytes}; raise data.cache_gib"
+                url, f"{num_bytes} bytes, the cache holds {self.max_bytes}", "raise data.cache_gib"
             )
         with locked(self.folder / "locks" / "room"):
             self._evict(num_bytes)
@@ -95,8 +96,10 @@ class ShardCache:
             size = parts[0].num_bytes or num_bytes
             if size != num_bytes or digest != sha256:
                 raise DataError(
-                    f"{url}: {size} bytes with sha256 {digest[:12]}, its index says {num_bytes} bytes "
-                    f"with {sha256[:12]}; index it again"
+                    url,
+                    f"{size} bytes with sha256 {digest[:12]}, its index says {num_bytes} bytes "
+                    f"with {sha256[:12]}",
+                    "index it again",
                 )
 
     def _evict(self, num_bytes: int) -> None:

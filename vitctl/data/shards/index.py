@@ -218,7 +218,7 @@ def read_index(folder: Path, base: str = "") -> Index:
     fields = parse_json(text, path, error=DataError)
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         format_name = fields.get("format") if isinstance(fields, dict) else None
-        raise DataError(f"{path}: format is {format_name!r}, should be {FORMAT!r}")
+        raise DataError(path, f"format is {format_name!r}, should be {FORMAT!r}")
     content, problems = _validated(fields)
     shards: list[Shard] = []
     if content is not None:
@@ -228,7 +228,7 @@ def read_index(folder: Path, base: str = "") -> Index:
             problems += _table_problems(folder / name, shape, dtype, (content.tables or {}).get(name))
     if content is None or problems:
         more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
-        raise DataError(f"{path}: {'; '.join(problems[:_SHOWN_PROBLEMS])}{more}")
+        raise DataError(path, f"{'; '.join(problems[:_SHOWN_PROBLEMS])}{more}")
     stored, names = tuple(content.class_names), tuple(map(same_name, content.class_names))
     is_same = stored == names or len({*names}) < len(names)  # names apart by their form alone stay apart
     return Index(
@@ -384,8 +384,9 @@ class _Mapped(np.memmap):
         held = getattr(self, "_mmap", None)
         if held is not None and held.size() < len(held):
             raise DataError(
-                f"{self.filename}: was truncated from {len(held)} to {held.size()} bytes while in use; index "
-                f"the shards again"
+                self.filename,
+                f"was truncated from {len(held)} to {held.size()} bytes while in use",
+                "index the shards again",
             )
         return super().__getitem__(key)
 
@@ -435,7 +436,7 @@ def write_index(
     """
     num_samples = sum(shard.num_samples for shard in shards)
     if not num_samples:
-        raise DataError(f"{folder}: the shards hold no samples")
+        raise DataError(folder, "the shards hold no samples")
     shapes = _table_shapes(num_samples, width)
     highest, missing, embedded = -1, 0, set[tuple[str, ...]]()
     with ExitStack() as opened:
@@ -508,18 +509,19 @@ def _class_names(
     needed = max(highest + 1, 1)
     if names is None and len(embedded) > 1:
         raise DataError(
-            f"{folder}: the shards hold {len(embedded)} different lists of class names; give one with "
-            f"--classes"
+            folder,
+            f"the shards hold {len(embedded)} different lists of class names",
+            "give one with --classes",
         )
     if names is None:
         names = embedded.pop() or None
     if names is None and needed > limits.CLASSES:
         raise DataError(
-            f"{folder}: label {needed - 1} of classes without names, should be below {limits.CLASSES:,}"
+            folder, f"label {needed - 1} of classes without names, should be below {limits.CLASSES:,}"
         )
     names = [str(label) for label in range(needed)] if names is None else list(map(same_name, names))
     if needed > len(names):
-        raise DataError(f"{folder}: label {needed - 1} has no name, {len(names)} class names were given")
+        raise DataError(folder, f"label {needed - 1} has no name, {len(names)} class names were given")
     if len(set(names)) < len(names):
-        raise DataError(f"{folder}: class name {Counter(names).most_common(1)[0][0]!r} occurs twice")
+        raise DataError(folder, f"class name {Counter(names).most_common(1)[0][0]!r} occurs twice")
     return names

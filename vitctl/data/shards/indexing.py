@@ -107,7 +107,7 @@ def _remote_shards(urls: Sequence[str], out: Path | None) -> tuple[list[str], Pa
     """Return the addresses of shards and the folder of their index, which is made."""
     if out is None:
         raise DataError(
-            f"{urls[0]}: an index cannot be written there; choose a local folder for it with --out FOLDER"
+            urls[0], "an index cannot be written there", "choose a local folder for it with --out FOLDER"
         )
     urls = without_queries(*urls, error=DataError)
     names = {url.rpartition("/")[2] for url in urls}
@@ -164,8 +164,9 @@ class _Job:
                 file.flush()
                 if {(one.etag or version[0], one.num_bytes or version[1]) for one in spans} != {version}:
                     raise DataError(
-                        f"{first.url}: changed while it was read, or has another ETag at every request; type "
-                        f"the same line again, or copy it first"
+                        first.url,
+                        "changed while it was read, or has another ETag at every request",
+                        "type the same line again, or copy it first",
                     )
                 return read_shard(Path(file.name), self.members, ends=True)
             except DataError as error:
@@ -198,8 +199,9 @@ def _check_same_shards(out: Path, names: Sequence[str]) -> None:
     others = {str(shard.get("name")) for shard in shards if isinstance(shard, dict)} - set(names)
     if others:
         raise DataError(
-            f"{path}: is the index of other shards ({one_line(min(others))}) and would be replaced; choose "
-            f"another folder with --out"
+            path,
+            f"is the index of other shards ({one_line(min(others))}) and would be replaced",
+            "choose another folder with --out",
         )
 
 
@@ -209,19 +211,18 @@ def _link_shards(paths: Sequence[Path], out: Path) -> list[Path]:
     name, count = names.most_common(1)[0]
     if count > 1:
         raise DataError(
-            f"{count_text(len(paths), 'shard')}, two of them called {name}; give the shards of one "
-            f"split, each with a "
-            f"different name"
+            f"{count_text(len(paths), 'shard')}, two of them called {name}",
+            fix="give the shards of one split, each with a different name",
         )
     missing = []
     for path in paths:
         if not path.exists():
-            raise DataError(f"{path}: no such file")
+            raise DataError(path, "no such file")
         link = out / path.name
         if not link.exists() and not link.is_symlink():
             missing.append((link, path))
         elif not (link.exists() and link.samefile(path)):
-            raise DataError(f"{link}: exists already and is not {path}; choose another folder with --out")
+            raise DataError(link, f"exists already and is not {path}", "choose another folder with --out")
     out.mkdir(parents=True, exist_ok=True)
     for link, path in missing:
         link.symlink_to(path.resolve())

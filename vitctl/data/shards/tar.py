@@ -142,8 +142,7 @@ def check_end(path: Path, tar: tarfile.TarFile) -> None:
     if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
         after = f" (after {members[-1].name})" if (members := tar.getmembers()) else ""
         raise DataError(
-            f"{path}: damaged or truncated at byte {tar.offset}{after}, should end there with a block "
-            f"of zeros"
+            path, f"damaged or truncated at byte {tar.offset}{after}, should end there with a block of zeros"
         )
 
 
@@ -383,9 +382,9 @@ def read_shard(path: Path, fields: Fields = Fields(), *, ends: bool = False) -> 
             file.seek(0)
             digest, num_bytes = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
     except tarfile.TarError as error:
-        raise DataError(f"{path}: not a complete, uncompressed tar file ({error})") from None
+        raise DataError(path, f"not a complete, uncompressed tar file ({error})") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        raise DataError(path, f"cannot be read ({error.strerror})") from None
     labels = None
     if any(sample.label is None for _, sample in samples):
         labels = pad_labels([_labels(sample) or () for _, sample in samples])
@@ -399,8 +398,9 @@ def _check_nothing_follows(path: Path, file: IO[bytes], end: int) -> None:
     while rest := file.read(2**20):
         if rest.strip(b"\0"):
             raise DataError(
-                f"{path}: the archive ends at byte {end}, and other data follow, such as a second archive; "
-                f"give each archive as a shard of its own"
+                path,
+                f"the archive ends at byte {end}, and other data follow, such as a second archive",
+                "give each archive as a shard of its own",
             )
 
 
@@ -435,14 +435,14 @@ def _samples(path: Path, tar: tarfile.TarFile, fields: Fields, others: list[str]
         sample.extensions.append(extension)
         if fields.is_image(extension):
             if sample.image is not None:
-                raise DataError(f"{path}: sample {key} has two images, should have one")
+                raise DataError(path, f"sample {key} has two images, should have one")
             sample.image = member
         elif fields.is_label(extension):
             label = _label(path, tar, member, extension, fields)
             if isinstance(label, tuple):
                 sample.labels = label
             elif label is not None and sample.label not in (None, label):
-                raise DataError(f"{path}: sample {key} has two labels, {sample.label} and {label}")
+                raise DataError(path, f"sample {key} has two labels, {sample.label} and {label}")
             elif label is not None:
                 sample.label = label
     check_end(path, tar)
@@ -454,13 +454,13 @@ def _check_member(path: Path, member: tarfile.TarInfo) -> None:
     name = member.name
     if leads_out(name):
         raise DataError(
-            f"{path}: member {name!r} points outside the shard, should be a relative path without '..'"
+            path, f"member {name!r} points outside the shard, should be a relative path without '..'"
         )
     if not member.isreg() or member.issparse():
-        raise DataError(f"{path}: member {name!r} is a link, a device or sparse, should be a plain file")
+        raise DataError(path, f"member {name!r} is a link, a device or sparse, should be a plain file")
     if member.size > limits.IMAGE_FILE:
         raise DataError(
-            f"{path}: member {name!r} has {member.size} bytes, should have at most {limits.IMAGE_FILE}"
+            path, f"member {name!r} has {member.size} bytes, should have at most {limits.IMAGE_FILE}"
         )
 
 
@@ -470,8 +470,7 @@ def _label(
     """Return the label or the labels in a member, None where a JSON file has no such field."""
     if member.size > limits.LABEL_FILE:
         raise DataError(
-            f"{path}: {member.name}: a label of {member.size:,} bytes, should be at most "
-            f"{limits.LABEL_FILE:,}"
+            path, f"{member.name}: a label of {member.size:,} bytes, should be at most {limits.LABEL_FILE:,}"
         )
     file = tar.extractfile(member)
     text = file.read() if file is not None else b""
@@ -489,7 +488,7 @@ def _label(
         return None if value is None else _integer(value)
     except (ValueError, TypeError, RecursionError):
         shown = text[:40].decode(errors="replace")
-        raise DataError(f"{path}: {member.name} holds {shown!r}, should hold an integer label") from None
+        raise DataError(path, f"{member.name} holds {shown!r}, should hold an integer label") from None
 
 
 def _integer(value: object) -> int:
@@ -516,8 +515,8 @@ def _row(path: Path, sample: _Sample) -> tuple[int, int, int, int]:
         if sample.image is None:
             missing, option = ("an image (jpg, png, webp ...)", "--image-key")
         raise DataError(
-            f"{where} lacks {missing}; found: {', '.join(sample.extensions)}; `vitctl data index {option}` "
-            f"names another member"
+            f"{where} lacks {missing}; found: {', '.join(sample.extensions)}",
+            fix=f"`vitctl data index {option}` names another member",
         )
     if len(labels) > _MAX_LABELS:
         raise DataError(f"{where} has {len(labels)} labels, should have at most {_MAX_LABELS}")
@@ -528,7 +527,8 @@ def _row(path: Path, sample: _Sample) -> tuple[int, int, int, int]:
     header, data = sample.image.offset, sample.image.offset_data
     if data - header > limits.MEMBER_HEADER:
         raise DataError(
-            f"{path}: {sample.image.name[:80]} has a header of {data - header} bytes, should have at most "
-            f"{limits.MEMBER_HEADER:,}"
+            path,
+            f"{sample.image.name[:80]} has a header of {data - header} bytes, should have at most "
+            f"{limits.MEMBER_HEADER:,}",
         )
     return header, data - header, sample.image.size, labels[0] if labels else -1

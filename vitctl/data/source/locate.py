@@ -100,8 +100,7 @@ class SplitLocation:
         numbers = {shard.name: number for number, shard in enumerate(index.shards)}
         if missing := [name for name in self.shards if name not in numbers]:
             raise DataError(
-                f"{self.base or self.folder}: {missing[0]} is not in the index ({len(missing)} shards are "
-                f"not)"
+                self.base or self.folder, f"{missing[0]} is not in the index ({len(missing)} shards are not)"
             )
         chosen, ends = [numbers[name] for name in self.shards], np.array([0, *source.ends])
         return subset(source, Ranges(ends[chosen], ends[1:][chosen]).without(read_exclusion(index)))
@@ -121,8 +120,9 @@ def locate_all_splits(text: str) -> dict[str, SplitLocation]:
         return found
     if is_remote(text):
         raise DataError(
-            f"{text}: no index.json there, nor in {', '.join(_LOOKED_FOR)}; give the address of a folder of "
-            f"shards or of one split"
+            text,
+            f"no index.json there, nor in {', '.join(_LOOKED_FOR)}",
+            "give the address of a folder of shards or of one split",
         )
     raise DataError(no_index_message(text))
 
@@ -154,8 +154,9 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
     folders = {shard.rpartition("/")[0] for shard in shards}
     if len(folders) != 1 or not all(shard.endswith(".tar") for shard in shards):
         raise DataError(
-            f"{text}: names {count_text(len(shards), 'file')} in {len(folders)} folders, "
-            "should be the .tar shards of one split"
+            text,
+            f"names {count_text(len(shards), 'file')} in {len(folders)} folders, should be the "
+            ".tar shards of one split",
         )
     (folder,) = folders
     found = locate_splits(folder or ".", split, makes_index=False)
@@ -163,8 +164,9 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
         return {Path(folder).resolve().name: SplitLocation(_index_list([Path(shard) for shard in shards]))}
     if len(found) != 1:
         raise DataError(
-            f"{folder}: no index.json beside these shards; write one with `vitctl data index '{text}' "
-            f"--out FOLDER`"
+            folder,
+            "no index.json beside these shards",
+            f"write one with `vitctl data index '{text}' --out FOLDER`",
         )
     chosen = tuple(shard.rpartition("/")[2] for shard in shards)
     return {name: replace(place, shards=chosen) for name, place in found.items()}
@@ -219,11 +221,11 @@ def expand(text: str) -> list[str]:
             elif matching := sorted(glob.glob(name)):
                 names += matching
             else:
-                raise DataError(f"{name}: no file matches this pattern")
+                raise DataError(name, "no file matches this pattern")
             if len(names) > _MAX_NAMES:
-                raise DataError(f"{text[:80]}: more than {_MAX_NAMES:,} names")
+                raise DataError(text[:80], f"more than {_MAX_NAMES:,} names")
     if not names:
-        raise DataError(f"{text}: is empty; give shards")
+        raise DataError(text, "is empty", "give shards")
     return names
 
 
@@ -236,7 +238,7 @@ def _listed(text: str) -> Iterable[str]:
         lines = read_bytes(path, limits.SHARD_LIST, error=DataError).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}: cannot be read ({error}); should be a text file with a shard per line"
+            path, f"cannot be read ({error}); should be a text file with a shard per line"
         ) from None
     names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     return without_queries(*names, error=DataError, over=False)
@@ -252,17 +254,17 @@ def _expand_braces(text: str) -> Iterable[str]:
         span = _RANGE.fullmatch(choice)
         if span is None and "," not in choice:
             raise DataError(
-                f"{text[:80]}: '{{{choice[:80]}}}' should be a range such as {{000..127}} or a choice such "
-                f"as {{a,b}}"
+                text[:80],
+                f"'{{{choice[:80]}}}' should be a range such as {{000..127}} or a choice such as {{a,b}}",
             )
         if len(choices) >= _MAX_NAMES.bit_length() or (
             span and abs(int(span[2]) - int(span[1])) >= _MAX_NAMES
         ):
-            raise DataError(f"{text[:80]}: more than {_MAX_NAMES:,} names")
+            raise DataError(text[:80], f"more than {_MAX_NAMES:,} names")
     if not choices:
         return [text]
     if _STRAY_BRACE.search(text):
-        raise DataError(f"{text[:80]}: nested or unclosed braces; list the names in @FILE")
+        raise DataError(text[:80], "nested or unclosed braces", "list the names in @FILE")
     return braceexpand(text, escape=False)
 
 
@@ -305,8 +307,10 @@ def check_one_kind(folder: Path, shard: Path) -> None:
             images.setdefault(path.parent, path)
         if len(images) > 1:
             raise DataError(
-                f"{folder}: holds {one_line(str(shard.relative_to(folder)))} and photographs such as "
-                f"{one_line(str(path.relative_to(folder)))}; move one of them away"
+                folder,
+                f"holds {one_line(str(shard.relative_to(folder)))} and photographs such as "
+                f"{one_line(str(path.relative_to(folder)))}",
+                "move one of them away",
             )
 
 
@@ -319,9 +323,9 @@ def _check_none_added(folder: Path) -> None:
     added = sorted({path.name for path in tars(folder, "*.tar")} - {shard.name for shard in index.shards})
     if index.source == INDEXED and added:
         raise DataError(
-            f"{folder}: {count_text(len(added), 'shard')} added after it was indexed (such as "
-            f"{one_line(added[0])}); "
-            f"remove {folder / INDEX_FILE} and run again to index all of them, or move the new ones away"
+            folder,
+            f"{count_text(len(added), 'shard')} added after it was indexed (such as {one_line(added[0])})",
+            f"remove {folder / INDEX_FILE} and run again to index all of them, or move the new ones away",
         )
 
 
@@ -342,7 +346,7 @@ def _index_list(paths: Sequence[Path]) -> Path:
         try:
             found = path.stat()
         except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+            raise DataError(path, f"cannot be read ({error.strerror})") from None
         state += f"{path.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0"
     folder = _cached_index(state, "surrogateescape")
     if not (folder / INDEX_FILE).exists():
@@ -362,11 +366,10 @@ def _check_one_split(folder: Path, paths: Sequence[Path]) -> None:
     roles = sorted("+".join(sorted(roles)) for roles in named if roles)
     if len(roles) > 1:
         raise DataError(
-            f"{folder}: holds shards of several splits, by their names ({', '.join(roles)}); give the "
-            f"shards of one split, e.g. '{folder}/NAME-{{0000..1023}}.tar', or index each with `vitctl "
-            f"data index 'SHARDS' "
-            f"--out "
-            f"NEW/train`, then --data NEW"
+            folder,
+            f"holds shards of several splits, by their names ({', '.join(roles)})",
+            f"give the shards of one split, e.g. '{folder}/NAME-{{0000..1023}}.tar', or index each "
+            "with `vitctl data index 'SHARDS' --out NEW/train`, then --data NEW",
         )
 
 
@@ -387,8 +390,9 @@ def _index_once(folder: Path, paths: Sequence[Path]) -> None:
         if error.errno not in _READ_ONLY:
             raise
         raise DataError(
-            f"{folder}: its shards have no index, and none can be written there ({error.strerror}); "
-            f"type `vitctl data index {folder} --out FOLDER`, then --data FOLDER"
+            folder,
+            f"its shards have no index, and none can be written there ({error.strerror})",
+            f"type `vitctl data index {folder} --out FOLDER`, then --data FOLDER",
         ) from None
 
 
@@ -416,7 +420,7 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
         fix = _UNPACK if "uncompressed" in str(error) else f"if these are not shards, make some: `{command}`"
         if "integer label" in str(error):
             fix = "write the number of each class, and name the classes with `vitctl data index --classes`"
-        raise DataError(f"{error}; {fix}") from None
+        raise DataError(error, fix=fix) from None
     finally:
         _show(end)
 
@@ -454,7 +458,7 @@ def _fetched_index(url: str) -> Path:
         with suppress(DataError):
             found = read_bytes(folder / _ASKED, _MAX_ASKED_BYTES, error=DataError).decode(errors="replace")
         if start and found == f"{start} missing":
-            raise MissingError(f"{url}/{INDEX_FILE}: no such file on the server")
+            raise MissingError(f"{url}/{INDEX_FILE}", "no such file on the server")
         if not start or found != start:
             try:
                 _update_index(url, folder, asked)

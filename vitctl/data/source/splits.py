@@ -84,7 +84,7 @@ def resolve(spec: str, sizes: Mapping[str, int], place: str = "the data") -> lis
     """
     parts = _parts(spec, sizes, place)
     if any(part.each for part in parts):
-        raise DataError(f"split {spec!r}: its number of samples depends on the classes")
+        raise DataError(f"split {spec!r}", "its number of samples depends on the classes")
     return parts
 
 
@@ -118,8 +118,8 @@ def select(
     chosen = [_chosen(part, sources[part.split], group_by, orders) for part in _parts(spec, sizes, place)]
     if not all(len(source) for source in chosen):
         raise DataError(
-            f"split {spec!r} selects none of the {sum(sizes.values()):,} images; add images, or set another "
-            "split"
+            f"split {spec!r} selects none of the {sum(sizes.values()):,} images",
+            fix="add images, or set another split",
         )
     return chosen[0] if len(chosen) == 1 else concat(chosen)
 
@@ -132,8 +132,8 @@ def _chosen(
         if len(names) in (1, len(source)):
             found = "one group for all images" if len(names) == 1 else "no two images in a group"
             raise DataError(
-                f"data.group_by = '{group_by}': finds {found}; image names look like "
-                f"{one_line(source.key(0))}"
+                f"data.group_by = '{group_by}'",
+                f"finds {found}; image names look like {one_line(source.key(0))}",
             )
         labels = source.labels()
         first = labels if labels.ndim == 1 else labels[:, 0]
@@ -177,8 +177,9 @@ def group_names(source: Source, group_by: str) -> list[str]:
         table = _read_column(Path(of_table[1]), of_table[2])
         if missing := [key for key in keys if key not in table]:
             raise DataError(
-                f"{of_table[1]}: {len(missing):,} of {len(keys):,} images are not in the column 'path', the "
-                f"first is {one_line(missing[0])}"
+                of_table[1],
+                f"{len(missing):,} of {len(keys):,} images are not in the column 'path', the "
+                f"first is {one_line(missing[0])}",
             )
         names = [table[key] or f"\0{key}" for key in keys]
     else:
@@ -215,7 +216,7 @@ def _read_column(path: Path, column: str) -> dict[str, str]:
         return {row["path"]: row[column] or "" for row in rows}
     except (UnicodeDecodeError, csv.Error, KeyError) as error:
         raise DataError(
-            f"{path}: cannot be read as a table with the columns path and {column} ({error})"
+            path, f"cannot be read as a table with the columns path and {column} ({error})"
         ) from None
 
 
@@ -307,11 +308,11 @@ def _part(text: str, sizes: Mapping[str, int], place: str) -> Part:
     match = _PART.fullmatch(text)
     if match is None:
         raise DataError(
-            f"split {text!r}: should look like train, train[:98%] or train[:800]+validation[:200]"
+            f"split {text!r}", "should look like train, train[:98%] or train[:800]+validation[:200]"
         )
     split = match["split"]
     if split not in sizes:
-        raise DataError(f"{place}: has no split {split!r}; found: {', '.join(sizes)}")
+        raise DataError(place, f"has no split {split!r}; found: {', '.join(sizes)}")
     size = 100 if match["each"] else sizes[split]
     start, stop = (
         default if limit is None else _boundary(limit, size, text, each=bool(match["each"]))
@@ -324,11 +325,11 @@ def _boundary(limit: str, size: int, part: str, *, each: bool) -> int:
     value = round(int(limit[:-1]) * size / 100) if limit.endswith("%") else int(limit)
     if each and (not limit.endswith("%") or abs(value) > size):
         raise DataError(
-            f"split {part!r}: 'of each class' needs a share from -100% to 100%, e.g. train[80%: of each "
-            f"class]"
+            f"split {part!r}",
+            "'of each class' needs a share from -100% to 100%, e.g. train[80%: of each class]",
         )
     if abs(value) > size:
-        raise DataError(f"split {part!r}: {limit} is more than its {size} samples")
+        raise DataError(f"split {part!r}", f"{limit} is more than its {size} samples")
     return value + size if value < 0 else value
 
 
@@ -448,7 +449,7 @@ def read_exclusion(index: Index) -> np.ndarray:
     fields = read_json(path, limits.INDEX, error=DataError)
     form = fields.get("format") if isinstance(fields, dict) else None
     if form != _FORMAT:
-        raise DataError(f"{path}: format is {form!r}, should be {_FORMAT!r}; {_AGAIN}")
+        raise DataError(path, f"format is {form!r}, should be {_FORMAT!r}", _AGAIN)
     images = fields.get("images")
     listed = images if isinstance(images, list) else [None]
     numbers = [image.get("sample") if isinstance(image, dict) else None for image in listed]
@@ -456,10 +457,10 @@ def read_exclusion(index: Index) -> np.ndarray:
     samples = np.unique(np.array(numbers if is_valid else [], np.int64))
     if not is_valid or not len(numbers) == len(samples) < index.num_samples:
         raise DataError(
-            f"{path}: images should be different numbers below {index.num_samples}, and not all of them"
+            path, f"images should be different numbers below {index.num_samples}, and not all of them"
         )
     if any(fields.get(name) != digest for name, digest in _digests(index, samples).items()):
-        raise DataError(f"{path}: made for other shards; {_AGAIN}")
+        raise DataError(path, "made for other shards", _AGAIN)
     return samples
 
 
@@ -477,7 +478,7 @@ def write_exclusion(index: Index, samples: Sequence[int], *, reason: str) -> int
     source, path = ShardSource(index), index.folder / FILE
     excluded = np.union1d(read_exclusion(index), np.asarray(samples, np.int64))
     if len(excluded) == index.num_samples:
-        raise DataError(f"{path}: would leave none of {index.num_samples} images; nothing was written")
+        raise DataError(path, f"would leave none of {index.num_samples} images; nothing was written")
     images = [
         {"sample": sample, "key": sample_key(source, sample), "digest": image_digest(source, sample).hex()}
         for sample in excluded.tolist()

@@ -204,7 +204,7 @@ class ShardSource:
             opened = _OpenShard(self.cache.open(address, shard.num_bytes, shard.sha256))
             for start, data in self._unverified.pop(number, ()):
                 if os.pread(opened.descriptor, len(data), start) != data:
-                    raise DataError(f"{address}: its server sent other bytes at {start} before; start again")
+                    raise DataError(address, f"its server sent other bytes at {start} before", "start again")
             return opened
         return _OpenShard(os.open(address, os.O_RDONLY | os.O_CLOEXEC))
 
@@ -222,7 +222,7 @@ class _OpenShard:
 def _reopen(folder: Path, base: str, digest: str, cache: ShardCache | None) -> ShardSource:
     index = open_index(folder, base)
     if index.digest != digest:
-        raise DataError(f"{folder}: its index changed while it was in use")
+        raise DataError(folder, "its index changed while it was in use")
     return ShardSource(index, cache)
 
 

@@ -78,9 +78,7 @@ def correction(weights: ClassWeights, sampling: str, source: Source) -> Correcti
     key = "data.sampling" if weights == "none" else "loss.class_weights"
     name = sampling if weights == "none" else weights if isinstance(weights, str) else "table"
     if source.labels(np.zeros(0, np.int64)).ndim > 1:
-        raise RecipeError(
-            f"{key}: needs one label per image, but these images may have several; leave it out"
-        )
+        raise RecipeError(key, "needs one label per image, but these images may have several", "leave it out")
     names = source.class_names
     counts = sum(
         np.bincount(source.labels(np.arange(at, min(at + _CHUNK, len(source)))), minlength=len(names))
@@ -90,15 +88,16 @@ def correction(weights: ClassWeights, sampling: str, source: Source) -> Correcti
     if isinstance(weights, Mapping):
         table = {same_name(one): float(weight) for one, weight in weights.items()}
         for unknown in sorted(set(table) - set(names)):
-            raise RecipeError(f"{key}: {no_class(unknown, names)}")
+            raise RecipeError(key, no_class(unknown, names))
         factors = np.array([table.get(one, 1.0) for one in names])
     else:
         empty = [one for one, count in zip(names, counts.tolist(), strict=True) if not count]
         if empty:
             shown = ", ".join(empty[:3]) + " ..." * (len(empty) > 3)
             raise RecipeError(
-                f"{key} = '{name}': {count_text(len(empty), 'class', 'classes')} without training images "
-                f"({shown}); name the others in data.classes, or leave {key} out"
+                f"{key} = '{name}'",
+                f"{count_text(len(empty), 'class', 'classes')} without training images ({shown})",
+                f"name the others in data.classes, or leave {key} out",
             )
         factors = len(source) / (len(names) * counts)
     factors = np.sqrt(factors) if name == "sqrt" else factors

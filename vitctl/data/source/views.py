@@ -232,7 +232,7 @@ def numbered_as(source: Source, class_names: Sequence[str]) -> Source:
 def no_class(name: str, known: Iterable[str]) -> DataError:
     """Return the error for an unknown class name."""
     hint = did_you_mean(nearest(name, known)) or f"known: {', '.join(list(known)[:5])} ..."
-    return DataError(f"there is no class {name!r}; {hint}")
+    return DataError(f"there is no class {name!r}", fix=hint)
 
 
 def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -> None:
@@ -255,11 +255,12 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
     """
     num_classes, width = len(source.class_names), source.labels(np.zeros(0, np.int64)).shape[1:]
     if single and width:
-        raise DataError(f"'{name}': needs one label per image, but these images may have several")
+        raise DataError(f"'{name}'", "needs one label per image, but these images may have several")
     if num_classes == 1 and not width and use in ("training", "draws"):
         raise DataError(
-            f"'{name}': {source.class_names[0]!r} is its only class, so that nothing can be learned; "
-            "give images of other classes too"
+            f"'{name}'",
+            f"{source.class_names[0]!r} is its only class, so that nothing can be learned",
+            "give images of other classes too",
         )
     if _are_counted(source, num_classes, use in ("training", "scoring")):
         return
@@ -273,15 +274,16 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
     if num_invalid := sum(map(len, invalid)):
         first = int(np.concatenate(invalid)[0])
         raise DataError(
-            f"'{name}': {num_invalid:,} of {len(source):,} images have labels outside 0..{num_classes - 1}, "
+            f"'{name}'",
+            f"{num_invalid:,} of {len(source):,} images have labels outside 0..{num_classes - 1}, "
             f"first number {first} ({source.labels(np.array([first])).tolist()[0]}) of "
-            f"{source.location(first)}: the index is damaged or was made for other classes; make it again "
-            "with `vitctl data index`"
+            f"{source.location(first)}: the index is damaged or was made for other classes",
+            "make it again with `vitctl data index`",
         )
     num_unlabelled = sum(map(len, unlabelled))
     is_refused = use == "training" or not width or num_unlabelled == len(source)
     if num_unlabelled and is_refused:
-        raise DataError(f"'{name}': {_unlabelled_text(source, np.concatenate(unlabelled))}")
+        raise DataError(f"'{name}'", _unlabelled_text(source, np.concatenate(unlabelled)))
 
 
 def _are_counted(source: Source, num_classes: int, all_needed: bool) -> bool:

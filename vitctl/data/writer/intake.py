@@ -306,7 +306,7 @@ def _converted(item: Item) -> bytes:
     try:
         return without_heic(data)
     except BadSample as error:
-        raise DataError(f"{item.key}: {error}") from None
+        raise DataError(item.key, error) from None
 
 
 def _check_named(looked: Mapping[str, _Split], drop: Sequence[str], keep: Sequence[str]) -> None:
@@ -320,7 +320,7 @@ def _check_named(looked: Mapping[str, _Split], drop: Sequence[str], keep: Sequen
         raise DataError(f"--drop-class and --keep-class name {min(both)!r}: leave one of them out")
     if drop and _has_several(looked):
         raise DataError(
-            "--drop-class: these images have several labels each; remove the label from the table"
+            "--drop-class", "these images have several labels each", "remove the label from the table"
         )
 
 

@@ -121,7 +121,7 @@ def write_originals(originals: Originals, out: Path, split: str, *, seed: int = 
             folder name.
     """
     if split.startswith((".", "-")):
-        raise DataError(f"{originals.source}: the split {split[:100]!r} begins with {split[0]!r}; rename it")
+        raise DataError(originals.source, f"the split {split[:100]!r} begins with {split[0]!r}", "rename it")
     place = inside(out, split, error=DataError, where=originals.source)
     return write_split(
         originals.items, place, originals.class_names, seed=seed, source_text=originals.source, **how
@@ -239,7 +239,7 @@ class _Job:
         )
         if not same:
             raise DataError(
-                f"{out}: exists already with other images or options; remove it or choose another name"
+                out, "exists already with other images or options", "remove it or choose another name"
             )
         note("is there already, whole; nothing was written")
         return index
@@ -268,20 +268,20 @@ class _Job:
         data = self.held[number] if number in self.held else read_item(item)
         if len(data) != self.sizes[number]:
             raise DataError(
-                f"{item.key}: changed while shards were written: {self.sizes[number]} bytes, now {len(data)}"
+                item.key, f"changed while shards were written: {self.sizes[number]} bytes, now {len(data)}"
             )
         extension = image_extension(data)
         if extension is None:
             reason, what = refusal(data)
-            raise DataError(f"{item.key}: {reason}: {what}; remove it, or leave it out with --bad skip")
+            raise DataError(item.key, f"{reason}: {what}", "remove it, or leave it out with --bad skip")
         if len(data) > limits.IMAGE_FILE:
-            raise DataError(f"{item.key}: {len(data)} bytes, should have at most {limits.IMAGE_FILE}")
+            raise DataError(item.key, f"{len(data)} bytes, should have at most {limits.IMAGE_FILE}")
         if self.reencode and extension == "jpg":
             try:
                 data = self.reencode(data)
             except DataError as error:
                 raise DataError(
-                    f"{item.key}: cannot be resized or recompressed ({error}); fix or remove it"
+                    item.key, f"cannot be resized or recompressed ({error})", "fix or remove it"
                 ) from None
         return extension, data
 
@@ -307,32 +307,32 @@ def _as_table(labels: np.ndarray) -> np.ndarray:
 def _check(items: Sequence[Item], out: Path, class_names: Sequence[str], source: str) -> None:
     num_classes = len(class_names)
     if breaks_line(str(out)):
-        raise DataError(f"{one_line(str(out))}: has a control character in its name; choose another")
+        raise DataError(one_line(str(out)), "has a control character in its name", "choose another")
     for name in filter(breaks_line, class_names):
-        raise DataError(f"{source}: the class {name!r} has a control character in its name; rename it")
+        raise DataError(source, f"the class {name!r} has a control character in its name", "rename it")
     refuse(
         DataError,
         (
             out.exists() and not (out / INDEX_FILE).exists() and (not out.is_dir() or any(out.iterdir())),
-            f"{out}: exists already, should be a new folder; remove it or choose another name",
+            out,
+            "exists already, should be a new folder",
+            "remove it or choose another name",
         ),
-        (not items, f"{source}: no images to write"),
+        (not items, source, "no images to write"),
     )
     seen: set[str] = set()
     for item in items:
         if breaks_line(item.key):
             raise DataError(
-                f"{source}: the image {item.key!r} has a control character in its name; rename it"
+                source, f"the image {item.key!r} has a control character in its name", "rename it"
             )
         if item.key in seen:
-            raise DataError(f"{source}: two images have the key {item.key!r}, should be unique in a split")
+            raise DataError(source, f"two images have the key {item.key!r}, should be unique in a split")
         seen.add(item.key)
         least, labels = (0, item.label) if isinstance(item.label, tuple) else (-1, (item.label,))
         for label in labels:
             if not least <= label < num_classes:
-                raise DataError(
-                    f"{item.key}: label {label} has no name, {num_classes} class names were given"
-                )
+                raise DataError(item.key, f"label {label} has no name, {num_classes} class names were given")
 
 
 @contextmanager

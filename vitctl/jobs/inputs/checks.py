@@ -223,10 +223,11 @@ def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: De
     if len(found) == 1 and found[0] in NOT_TRAINED:
         name = found[0]
         raise DataError(
-            f"the data holds '{name}' only, and no split to train on; if the shards are incomplete, run "
-            f"`vitctl data shards` again; to train on a part of it: --set data.train_split='{name}[:80%]' "
-            f"--set "
-            f"data.eval_split='{name}[80%:]'"
+            f"the data holds '{name}' only, and no split to train on",
+            fix=(
+                "if the shards are incomplete, run `vitctl data shards` again; to train on a part of "
+                f"it: --set data.train_split='{name}[:80%]' --set data.eval_split='{name}[80%:]'"
+            ),
         )
     pair = fitting.train, fitting.scored
     if chooses and ROLES.get(fitting.scored) != VALIDATION:
@@ -329,8 +330,9 @@ def find_network(
         if model:
             return StoredNetwork(f"{place}, not downloaded yet: assumed to be a {model}", variant(model))
         raise CheckpointError(
-            f"{place}: not downloaded yet, and --dry-run downloads nothing; name their model, "
-            f"too, e.g. --model B/16"
+            place,
+            "not downloaded yet, and --dry-run downloads nothing",
+            "name their model, too, e.g. --model B/16",
         ) from None
     config, meta = read_network(path, model=model, which=set_of(which))
     return StoredNetwork(place, with_classifier(config, classifier), meta=meta)
@@ -365,8 +367,9 @@ def check_choices(loaded: Loaded, before: Recipe | None = None) -> None:
         is_chosen = origin == _FLAG and ROLES.get(split) != VALIDATION
         if is_chosen or origin == "default" or origin.startswith("evaluate.toml:") or is_test(split):
             raise RecipeError(
-                f"evaluation.fit_temperature (of a softmax): images that choose a temperature test it no "
-                f"longer; name with --split images that were held out of both; {HELD_OUT}"
+                "evaluation.fit_temperature (of a softmax): images that choose a temperature "
+                "test it no longer",
+                fix=f"name with --split images that were held out of both; {HELD_OUT}",
             )
     if not isinstance(recipe, Pretrain | Finetune):
         return
@@ -377,13 +380,15 @@ def check_choices(loaded: Loaded, before: Recipe | None = None) -> None:
         RecipeError,
         (
             recipe.evaluation.select_best and is_test(recipe.data.eval_split),
-            f"evaluation.select_best: '{recipe.data.eval_split}' images that choose a checkpoint test it no "
-            f"longer; {fix} --set data.train_split='train[:90%]' --set data.eval_split='train[90%:]'",
+            "evaluation.select_best",
+            f"'{recipe.data.eval_split}' images that choose a checkpoint test it no longer",
+            f"{fix} --set data.train_split='train[:90%]' --set data.eval_split='train[90%:]'",
         ),
         (
             tried and is_test(tried.eval_split),
-            f"sweep.lrs: '{tried and tried.eval_split}' images that choose a rate test it no longer; {fix} "
-            f"--set sweep.train_split='train[:90%]' --set sweep.eval_split='train[90%:]'",
+            "sweep.lrs",
+            f"'{tried and tried.eval_split}' images that choose a rate test it no longer",
+            f"{fix} --set sweep.train_split='train[:90%]' --set sweep.eval_split='train[90%:]'",
         ),
     )
 
@@ -482,7 +487,7 @@ def check_not_missing(recipe: Recipe) -> None:
         steps.append(f"{command} --from {start_weights(recipe.job)}")
     lines = ", then ".join(f"`{step}`" for step in steps)
     text = "; ".join(lacking)
-    raise CheckpointError(f"{text}{'' if text.endswith('?') else '.'} Type next: {lines}")
+    raise CheckpointError(f"{text}{'' if text.endswith('?') else '.'} Type next", lines)
 
 
 def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None, nodes: int = 1) -> Inputs:
@@ -527,8 +532,9 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
             RecipeError,
             (
                 recipe.weights.source.endswith(".onnx"),
-                f"{recipe.weights.source}: evaluate takes no ONNX file; `vitctl predict SHARDS:SPLIT --from "
-                f"{recipe.weights.source}` prints its accuracy",
+                recipe.weights.source,
+                "evaluate takes no ONNX file",
+                f"`vitctl predict SHARDS:SPLIT --from {recipe.weights.source}` prints its accuracy",
             ),
         )
     if isinstance(recipe, Finetune | FrozenRecipe | Vtab | Evaluate | ExportRecipe):
@@ -618,7 +624,7 @@ def check_kept_head(
     fix = "finetune.head = 'zero' starts a new one"
     if not config.num_classes or getattr(config, "representation_size", False):
         why = "hidden layer before its head, which fine-tuning drops" if config.num_classes else "head"
-        raise CheckpointError(f"{path}: has {'a' if config.num_classes else 'no'} {why}; {fix}")
+        raise CheckpointError(path, f"has {'a' if config.num_classes else 'no'} {why}", fix)
     check_head_classes(path, config, stored, classes, f"finetune.head = 'as_stored' cannot keep it; {fix}")
 
 
@@ -647,16 +653,20 @@ def check_teacher(
         ).feature_size
         if width != config.feature_size:
             raise CheckpointError(
-                f"{path}: the teacher's representation has {config.feature_size} numbers, the student's "
-                f"{width}: distillation.kind = 'features' compares equal widths; choose 'soft' or 'hard'"
+                path,
+                f"the teacher's representation has {config.feature_size} numbers, the student's "
+                f"{width}: distillation.kind = 'features' compares equal widths",
+                "choose 'soft' or 'hard'",
             )
         return
     fix = "fine-tune the teacher on this data first, or set distillation.kind = 'features'"
     check_head_classes(path, config, meta.get("class_names") or [], classes, fix)
     if kind == "soft" and activation_of(meta, config.num_classes) == "sigmoid":
         raise CheckpointError(
-            f"{path}: its probabilities are sigmoids, which do not sum to 1, as those of "
-            f"distillation.kind = 'soft' do; choose 'hard' or 'features'"
+            path,
+            "its probabilities are sigmoids, which do not sum to 1, as those of "
+            "distillation.kind = 'soft' do",
+            "choose 'hard' or 'features'",
         )
 
 
@@ -692,10 +702,11 @@ def check_head_classes(
             for each in (stored, names)
         )
         if not num_classes:
-            raise CheckpointError(f"{path}: has no head, the data has {wanted} classes: {fix}")
+            raise CheckpointError(path, f"has no head, the data has {wanted} classes: {fix}")
         raise CheckpointError(
-            f"{path}: its head has {count_text(num_classes, 'class', 'classes')}{head}, the data has "
-            f"{wanted}{data}: {fix}"
+            path,
+            f"its head has {count_text(num_classes, 'class', 'classes')}{head}, the data has "
+            f"{wanted}{data}: {fix}",
         )
 
 
@@ -717,13 +728,16 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs, nodes: int) -> 
         RecipeError,
         (
             may_have_several and starts_solved,
-            f"finetune.head = 'fewshot' needs one label per image, but those of '{recipe.data.train_split}' "
-            f"may have several; set finetune.head = 'zero'",
+            "",
+            "finetune.head = 'fewshot' needs one label per image, but those of "
+            f"'{recipe.data.train_split}' may have several",
+            "set finetune.head = 'zero'",
         ),
         (
             may_have_several and recipe.loss.name == "softmax",
-            f"loss.name = 'softmax' needs one label per image, but those of '{recipe.data.train_split}' "
-            f"may have several; "
+            "",
+            "loss.name = 'softmax' needs one label per image, but those of "
+            f"'{recipe.data.train_split}' may have several",
             "type --set loss.name=sigmoid",
         ),
     )
@@ -731,8 +745,9 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs, nodes: int) -> 
         corrected(recipe, source)  # raises where these classes cannot be weighted or balanced
     if recipe.evaluation.metric == "f1" and test is not None and _may_have_several(test):
         raise RecipeError(
-            f"evaluation.metric = 'f1' needs one label per image, but those of '{recipe.data.eval_split}' "
-            f"may have several; set evaluation.metric = 'accuracy'"
+            "evaluation.metric = 'f1' needs one label per image, but those of "
+            f"'{recipe.data.eval_split}' may have several",
+            fix="set evaluation.metric = 'accuracy'",
         )
     if not recipe.data.synthetic:
         check_order(recipe.data, train, recipe.seed, s, nodes)

@@ -132,15 +132,15 @@ class OnnxNetwork:
         import onnxruntime
 
         if not path.is_file():
-            raise CheckpointError(f"{path}: no such ONNX file; write one with `vitctl export --to onnx`")
+            raise CheckpointError(path, "no such ONNX file", "write one with `vitctl export --to onnx`")
         if path.stat().st_size > limits.WEIGHTS:
             raise CheckpointError(
-                f"{path}: {path.stat().st_size:,} bytes, should be at most {limits.WEIGHTS:,}"
+                path, f"{path.stat().st_size:,} bytes, should be at most {limits.WEIGHTS:,}"
             )
         has_cuda = _CUDA in onnxruntime.get_available_providers()
         if device == "cuda" and not has_cuda:
             raise LaunchError(
-                f"{path}: the installed onnxruntime has no CUDA; pip install onnxruntime-gpu, or use the CPU"
+                path, "the installed onnxruntime has no CUDA", "pip install onnxruntime-gpu, or use the CPU"
             )
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ONLY_ERRORS
@@ -156,8 +156,9 @@ class OnnxNetwork:
             self.digests = {"file_sha256": _file_digest(path)}
         except Exception as error:  # its classes of errors are not public
             raise CheckpointError(
-                f"{path}: onnxruntime cannot open it ({one_line(str(error))}); copy it again, with the "
-                f"files beside it, or export it again"
+                path,
+                f"onnxruntime cannot open it ({one_line(str(error))})",
+                "copy it again, with the files beside it, or export it again",
             ) from None
         self.path = path
         told = self._session.get_modelmeta().custom_metadata_map
@@ -173,16 +174,16 @@ class OnnxNetwork:
         if not (self.has_head or self.has_features):
             if LOGITS in outputs:
                 raise no_head(path)
-            raise CheckpointError(
-                f"{path}: outputs are {', '.join(map(one_line, outputs))}, expected {LOGITS}"
-            )
+            raise CheckpointError(path, f"outputs are {', '.join(map(one_line, outputs))}, expected {LOGITS}")
         self.image_size = size or int(self.meta["image_size"])
         self._names = self.meta.get("class_names") or ()
         self.num_classes = (outputs.get(LOGITS) or [0])[-1]
         if self._names and self.has_head and self.num_classes != len(self._names):
             raise CheckpointError(
-                f"{path}: names {count_text(len(self._names), 'class', 'classes')}, but its logits are "
-                f"{one_line(str(outputs[LOGITS]))}; export it again"
+                path,
+                f"names {count_text(len(self._names), 'class', 'classes')}, but its logits are "
+                f"{one_line(str(outputs[LOGITS]))}",
+                "export it again",
             )
 
     def _check_input(self) -> tuple[str, int]:
@@ -198,8 +199,9 @@ class OnnxNetwork:
             found = ", ".join(f"{one.name} {one.type} {list(one.shape)}" for one in inputs) or "nothing"
             expected = "[batch, height, width, 3]" if self.resizes else "[batch, 3, S, S]"
             raise CheckpointError(
-                f"{self.path}: input is {one_line(found)}, expected uint8 {expected}; use a file of "
-                "`vitctl export --to onnx`"
+                self.path,
+                f"input is {one_line(found)}, expected uint8 {expected}",
+                "use a file of `vitctl export --to onnx`",
             )
         return str(inputs[0].name), size
 
@@ -224,8 +226,9 @@ class OnnxNetwork:
             require_meta(meta, ("image_size", "eval_method", "eval_resize", "resample"))
         except (CheckpointError, ValueError):
             raise CheckpointError(
-                f"{self.path}: its metadata do not say how images are pre-processed; give a file of `vitctl "
-                f"export --to onnx`"
+                self.path,
+                "its metadata do not say how images are pre-processed",
+                "give a file of `vitctl export --to onnx`",
             ) from None
         return meta
 
@@ -238,9 +241,10 @@ class OnnxNetwork:
             columns = (len(self._names),) if name == LOGITS and self._names else value.shape[-1:]
             if value.shape != (len(images), *columns) or value.dtype.kind != "f":
                 raise CheckpointError(
-                    f"{self.path}: {name} of {len(images)} images is {value.dtype} {list(value.shape)}, "
-                    f"should be numbers, a row for each "
-                    "image; export it again"
+                    self.path,
+                    f"{name} of {len(images)} images is {value.dtype} {list(value.shape)}, should "
+                    "be numbers, a row for each image",
+                    "export it again",
                 )
         by_name = {name: torch.from_numpy(value) for name, value in zip(wanted, found, strict=True)}
         features = by_name.get(FEATURES)
@@ -255,7 +259,7 @@ class OnnxNetwork:
             return [np.asarray(value) for value in found]  # a sequence is none
         except Exception as error:
             raise CheckpointError(
-                f"{self.path}: cannot be run ({one_line(str(error))}); export it again"
+                self.path, f"cannot be run ({one_line(str(error))})", "export it again"
             ) from None
         except BaseException:
             options.terminate = True
@@ -424,7 +428,7 @@ class OpenClassifier:
 def check_finite(outputs: Outputs) -> Outputs:
     """Return the outputs. Raises DataError if they hold NaN or infinities."""
     if any(tensor is not None and not tensor.isfinite().all() for tensor in outputs):
-        raise DataError(f"{NOT_FINITE}; use other weights")
+        raise DataError(NOT_FINITE, fix="use other weights")
     return outputs
 
 
@@ -487,19 +491,23 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
     weights, data, machine = recipe.weights, recipe.data, recipe.machine
     if weights != WeightsSource(source=weights.source):
         raise CheckpointError(
-            f"{weights.source}: an ONNX file holds one set of weights; leave out --weights, --model and "
-            f"weights.*"
+            weights.source,
+            "an ONNX file holds one set of weights",
+            "leave out --weights, --model and weights.*",
         )
     refuse(
         RecipeError,
         (
             recipe.evaluation.flip_average,
-            f"evaluation.flip_average: {weights.source} averages or not as it was exported; leave it out, or "
-            f"export again with --flip-average",
+            "evaluation.flip_average",
+            f"{weights.source} averages or not as it was exported",
+            "leave it out, or export again with --flip-average",
         ),
         (
             machine.attention != "auto",
-            f"machine.attention = '{machine.attention}': {weights.source} has its own; leave it out",
+            f"machine.attention = '{machine.attention}'",
+            f"{weights.source} has its own",
+            "leave it out",
         ),
     )
     network = OnnxNetwork(Path(locate(weights.source, fetch)), machine.device)
@@ -507,13 +515,15 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
         RecipeError,
         (
             data.image_size not in (0, network.image_size),
-            f"data.image_size = {data.image_size}: {weights.source} takes images of {network.image_size} "
-            f"pixels; leave it out",
+            f"data.image_size = {data.image_size}",
+            f"{weights.source} takes images of {network.image_size} pixels",
+            "leave it out",
         ),
         (
             machine.precision not in ("auto", "float32"),
-            f"machine.precision = '{machine.precision}': {weights.source} has the precision of its export; "
-            f"leave it out",
+            f"machine.precision = '{machine.precision}'",
+            f"{weights.source} has the precision of its export",
+            "leave it out",
         ),
     )
     told = [f"{name} {digest[:12]}" for name, digest in network.digests.items()]

@@ -156,13 +156,17 @@ def check_order(data: TrainImages, source: Source, seed: int, schedule: Schedule
         RecipeError,
         (
             data.repeats > 1 and schedule.batch_size < 2 * data.repeats,
-            f"data.repeats = {data.repeats} needs two images in a batch, and schedule.batch_size is "
-            f"{schedule.batch_size}; set it to at least {2 * data.repeats}",
+            "",
+            f"data.repeats = {data.repeats} needs two images in a batch, and schedule.batch_size "
+            f"is {schedule.batch_size}",
+            f"set it to at least {2 * data.repeats}",
         ),
         (
             2 * data.lanes > schedule.batch_size and data.lanes > 1,
+            "",
             f"data.lanes = {data.lanes} needs two images in each lane, and schedule.batch_size is "
-            f"{schedule.batch_size}; set data.lanes to at most {schedule.batch_size // 2}",
+            f"{schedule.batch_size}",
+            f"set data.lanes to at most {schedule.batch_size // 2}",
         ),
     )
     parts = source.parts if data.mixture and isinstance(source, View) else (source,)
@@ -179,10 +183,10 @@ def _check_window(data: TrainImages, source: Source, num_walks: int) -> None:
     if shards < 2 * window * num_walks:
         each = f" in each of {num_walks} lanes" if num_walks > 1 else ""
         raise RecipeError(
-            f"data.order = 'windowed': {shards} shards are too few for windows of data.order_window_shards = "
-            f"{window}{each}, should "
-            f"be {2 * window * num_walks} or more; set data.order = 'exact', a smaller window, or write "
-            f"smaller shards (--max-mib)"
+            "data.order = 'windowed'",
+            f"{shards} shards are too few for windows of data.order_window_shards = "
+            f"{window}{each}, should be {2 * window * num_walks} or more",
+            "set data.order = 'exact', a smaller window, or write smaller shards (--max-mib)",
         )
 
 
@@ -202,14 +206,16 @@ def _check_cache(data: TrainImages, source: Source, num_walks: int) -> None:
         RecipeError,
         (
             data.order == "windowed" and not bound,
-            "data.order = 'windowed' reads whole remote shards, and data.cache_gib = 0 keeps none; set it to "
-            f"{needed / _GIB:.3g} or more",
+            "",
+            "data.order = 'windowed' reads whole remote shards, and data.cache_gib = 0 keeps none",
+            f"set it to {needed / _GIB:.3g} or more",
         ),
         (
             0 < bound < needed,
-            f"data.cache_gib = {data.cache_gib:g} is too small: {what} need {needed / _GIB:.3g}, and evicted "
-            f"shards are "
-            f"downloaded again and again; raise it, set {other}, or data.cache_gib = 0 to read single images",
+            "",
+            f"data.cache_gib = {data.cache_gib:g} is too small: {what} need {needed / _GIB:.3g}, "
+            "and evicted shards are downloaded again and again",
+            f"raise it, set {other}, or data.cache_gib = 0 to read single images",
         ),
     )
 
@@ -225,10 +231,9 @@ def _check_entropy(data: TrainImages, source: Source, seed: int, schedule: Sched
     found, expected = (_mean_entropy(source, walk, num_chunks, size) for walk in (order, shuffled))
     if found < _LEAST_ENTROPY * expected:
         raise RecipeError(
-            f"the labels of the first batches have an entropy of {found:.2f} bits, those of random ones "
-            f"{expected:.2f}: the "
-            "shards are sorted by class; write them again shuffled with `vitctl data shards`, or set "
-            "data.order = 'exact'"
+            f"the labels of the first batches have an entropy of {found:.2f} bits, those of "
+            f"random ones {expected:.2f}: the shards are sorted by class",
+            fix="write them again shuffled with `vitctl data shards`, or set data.order = 'exact'",
         )
 
 
@@ -358,9 +363,8 @@ def check_once(source: Source, split: str) -> None:
     """Raises DataError where a split expression takes an image twice: it cannot be scored."""
     if repeated := num_repeated(source):
         raise DataError(
-            f"'{split}' takes {count_text(repeated, 'image')} twice, but a score counts every image once; "
-            f"choose parts "
-            f"that do not overlap"
+            f"'{split}' takes {count_text(repeated, 'image')} twice, but a score counts every image once",
+            fix="choose parts that do not overlap",
         )
 
 
@@ -395,9 +399,9 @@ def open_training_images(
         odd = sorted(set(train.class_names) ^ set(test.class_names))[:3]
         raise DataError(
             f"'{data.train_split}' has {len(train.class_names)} classes, '{data.eval_split}' "
-            f"{len(test.class_names)}, "
-            f"and they are not the same{': ' + ', '.join(odd) if odd else ' in order'}; make both with one "
-            f"class list"
+            f"{len(test.class_names)}, and they are not the "
+            f"same{': ' + ', '.join(odd) if odd else ' in order'}",
+            fix="make both with one class list",
         )
     return train, test
 
@@ -553,8 +557,9 @@ def check_neighbours(recipe: FrozenRecipe, name: str, num_images: int) -> None:
     ):
         fitting = [k for k in recipe.probe.k if k <= num_images] or sorted({1, min(5, num_images)})
         raise DataError(
-            f"{name}: {count_text(num_images, 'training image')}, but {most:,} neighbours; use fewer: "
-            f"--set probe.k={','.join(map(str, fitting))}"
+            name,
+            f"{count_text(num_images, 'training image')}, but {most:,} neighbours",
+            f"use fewer: --set probe.k={','.join(map(str, fitting))}",
         )
 
 
@@ -632,8 +637,9 @@ def chosen_tasks(recipe: Vtab) -> list[VtabTask]:
     if unknown:
         hint = did_you_mean(nearest(unknown[0], by_name))
         raise RecipeError(
-            f"vtab.tasks: {', '.join(unknown)} not in suite '{recipe.vtab.suite}'; "
-            f"{hint or 'it has ' + ', '.join(by_name)}"
+            "vtab.tasks",
+            f"{', '.join(unknown)} not in suite '{recipe.vtab.suite}'; "
+            f"{hint or 'it has ' + ', '.join(by_name)}",
         )
     return [task for name, task in by_name.items() if name in (recipe.vtab.tasks or by_name)]
 
@@ -654,8 +660,8 @@ def open_tasks(recipe: Vtab, tasks: Sequence[VtabTask], run_dir: Path) -> dict[s
         mini = "" if recipe.vtab.suite == "mini" else ", --suite mini needs no data"
         reason = f" ({problems[0][1]})" if len(problems) == 1 else ""
         raise DataError(
-            f"{len(problems)} of {len(tasks)} tasks have no usable shards under {root}: {missing}{reason}; "
-            f"each needs a folder "
-            f"{root}/NAME made by `vitctl data shards`; select available tasks with --task{mini}"
+            f"{len(problems)} of {len(tasks)} tasks have no usable shards under {root}: "
+            f"{missing}{reason}; each needs a folder {root}/NAME made by `vitctl data shards`",
+            fix=f"select available tasks with --task{mini}",
         )
     return opened

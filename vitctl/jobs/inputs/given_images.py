@@ -92,7 +92,7 @@ def find_images(
             sources.append(ImageFiles([one.name for one in files], [one.of_class for one in files]))
         sources += [source for source in same if not isinstance(source, _File)]
     if not sources:
-        raise DataError(f"{', '.join(inputs) or 'an empty list'}: no images there")
+        raise DataError(", ".join(inputs) or "an empty list", "no images there")
     return sources
 
 
@@ -114,7 +114,7 @@ def some_names(sources: Sequence[Source], count: int) -> list[str]:
 def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | _File]:
     """Return the images of one input of the command line. It must exist."""
     if not text:
-        raise DataError("'': is empty; name an image or a folder (. is the current one)")
+        raise DataError("''", "is empty", "name an image or a folder (. is the current one)")
     path = Path(text)
     if os.path.lexists(path):
         if path.is_dir():
@@ -130,11 +130,11 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | _
         return [_File(text)]
     if glob.has_magic(text):
         if not (names := sorted(glob.glob(text, recursive=True))):
-            raise DataError(f"{text}: no file matches this pattern")
+            raise DataError(text, "no file matches this pattern")
         return [one for name in names for one in _one(name, place, split, note)]
     near = nearest(path.name, _beside(path), 1)
     raise DataError(
-        f"{text}: no such file or folder{f'; did you mean {path.parent / near[0]}?' if near else ''}"
+        text, f"no such file or folder{f'; did you mean {path.parent / near[0]}?' if near else ''}"
     )
 
 
@@ -150,7 +150,7 @@ def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Sour
         shown = ", ".join(others[:_NAMED]) + (", ..." if len(others) > _NAMED else "")
         note(f"{text}: skipped {count_text(len(others), 'file')} that are not images: {shown}")
     if not names:
-        raise DataError(f"{text}: holds no images")
+        raise DataError(text, "holds no images")
     return _files(text, names, left_out)
 
 
@@ -192,7 +192,7 @@ def _only_split(text: str) -> str:
     if len(found) > 1:
         last = [*found][-1]
         raise DataError(
-            f"{text}: has the splits {', '.join(found)}; choose one: {text}:{last}, or --split {last}"
+            text, f"has the splits {', '.join(found)}", f"choose one: {text}:{last}, or --split {last}"
         )
     return next(iter(found))
 
@@ -204,7 +204,9 @@ def _names_in(stdin: IO[bytes], note: Note) -> Iterator[_File]:
     """
     content = stdin.read(limits.SHARD_LIST + 1)
     if len(content) > limits.SHARD_LIST:
-        raise DataError(f"standard input: a list of more bytes than {limits.SHARD_LIST:,}; give it in parts")
+        raise DataError(
+            "standard input", f"a list of more bytes than {limits.SHARD_LIST:,}", "give it in parts"
+        )
     for line in content.split(b"\0") if b"\0" in content else content.splitlines():
         name = os.fsdecode(line)
         if name and not is_remote(name) and os.path.isdir(name):
@@ -266,7 +268,7 @@ class ChosenImages:
                 )
                 found.append(transform(picture))
             except BadSample as error:
-                raise DataError(f"{name}: cannot be used ({error}); fix it, or leave it out") from None
+                raise DataError(name, f"cannot be used ({error})", "fix it, or leave it out") from None
             done(len(found), len(self))
         return torch.stack(found)
 

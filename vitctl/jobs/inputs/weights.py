@@ -119,7 +119,7 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
     weights = found.weights
     in_config = {name: given[name] for name in given if name in ("gelu", "norm_eps")}
     if odd := [name for name in in_config if not hasattr(weights.config, name)]:
-        raise CheckpointError(f"{found.path}: weights.{odd[0]} is for Vision Transformers; leave it out")
+        raise CheckpointError(found.path, f"weights.{odd[0]} is for Vision Transformers", "leave it out")
     meta = weights.meta | {name: given[name] for name in given if name not in (*in_config, "classifier")}
     recorded = {name: weights.meta.get(name, getattr(weights.config, name, None)) for name in _REPLACING}
     others = [
@@ -134,7 +134,7 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
         replaced += "; a temperature that was fitted before is for the recorded values"
     scoring = job in ("evaluate", "export")
     if (reason := meta.pop("unsupported", "")) and scoring and "eval_method" not in meta:
-        raise CheckpointError(f"{found.path}: {reason}")
+        raise CheckpointError(found.path, reason)
     if "eval_resize" in given:
         meta.pop("eval_share", None)
     if given.get("licence", meta.get("licence")) != weights.meta.get("licence"):
@@ -145,7 +145,7 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
     try:
         config = with_classifier(config, given.get("classifier", ""))
     except RecipeError as error:
-        raise CheckpointError(f"{found.path}: {error}") from None
+        raise CheckpointError(found.path, error) from None
     state = weights.state
     if config.num_classes < weights.config.num_classes:  # another classifier, for which the head was not made
         parts = ("head.", "pre_logits.", "pool.")
@@ -166,7 +166,7 @@ def _check_meta(found: FoundWeights, names: tuple[str, ...] = ("mean", "std")) -
     try:
         require_meta(found.weights.meta, names)
     except CheckpointError as error:
-        raise CheckpointError(f"{found.path}: {error}") from None
+        raise CheckpointError(found.path, error) from None
     return found
 
 
@@ -216,7 +216,7 @@ def checked_by_one(found: FoundWeights, runtime: Runtime) -> FoundWeights:
                 check_numbers(found.weights.state)
                 digest = found.weights.digest
         except CheckpointError as error:
-            raise CheckpointError(f"{found.path}: {error}") from error
+            raise CheckpointError(found.path, error) from error
     return replace(found, weights=replace(found.weights, sha256=runtime.broadcast(digest)))
 
 
@@ -285,8 +285,8 @@ def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTran
         resize = round(resize * image_size / size)
     if 0 < resize < image_size:
         raise RecipeError(
-            f"data.eval_resize = {resize} is smaller than the crop of {image_size} pixels; set it to at "
-            f"least {image_size}"
+            f"data.eval_resize = {resize} is smaller than the crop of {image_size} pixels",
+            fix=f"set it to at least {image_size}",
         )
     upright = (
         meta.get("exif_orientation", data.turns_upright)
@@ -347,7 +347,7 @@ def load_model(
     Paper: Section 3.1, Section 3.2
     """
     if not dtype.is_floating_point:
-        raise CheckpointError(f"dtype {dtype}: should be a floating-point type such as torch.bfloat16")
+        raise CheckpointError(f"dtype {dtype}", "should be a floating-point type such as torch.bfloat16")
     found = find_weights(str(source), which=weights, model=model)
     network, size = loaded_model(found, image_size, dtype)
     return network.eval(), {**found.weights.meta, "image_size": size}

@@ -31,11 +31,15 @@ def check_place(path: Path) -> list[str]:
         DataError,
         (
             not path.parent.is_dir(),
-            f"{path}: the folder {path.parent} does not exist; create it, or name another",
+            path,
+            f"the folder {path.parent} does not exist",
+            "create it, or name another",
         ),
         (
             os.path.lexists(path) and not path.is_file(),
-            f"{path}: is not a regular file; give the name of a .csv or .parquet file",
+            path,
+            "is not a regular file",
+            "give the name of a .csv or .parquet file",
         ),
     )
     if path.suffix == PARQUET:
@@ -48,7 +52,7 @@ def check_place(path: Path) -> list[str]:
         with path.open(errors="replace") as old:
             names = old.readline(200).strip().split(",")
     if tuple(names) != COLUMNS:
-        raise DataError(f"{path}: is not a file of answers, and is not replaced; give another name")
+        raise DataError(path, "is not a file of answers, and is not replaced", "give another name")
     return [f"{path}: the answers of an earlier evaluation are replaced"]
 
 

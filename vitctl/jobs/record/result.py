@@ -42,6 +42,7 @@ from vitctl.engine.journal import (
 from vitctl.engine.metrics import METRICS
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.models.weights.header import own_header
+from vitctl.models.weights.names import full_address, meant
 from vitctl.recipe.neutral_keys import RESULT_NEUTRAL, deciding_values
 from vitctl.recipe.schema import Recipe
 from vitctl.recipe.sections import weights_choice
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 256 * 2**20
 DELETE_IT = "; delete it to run again"
 _COPY_BACK = f"copy the files of this run back, or delete {RESULT} and resume"
+_GIVE_WEIGHTS = "give a run folder, a checkpoint folder or a weights file with --from"
 _SEVERAL_SCORES = ("fewshot", "probe", "vtab")  # whose accuracy is one for each number of shots, k, or task
 # What the digests of data cover; those of earlier releases were of index.json alone.
 DATA_DIGEST = {"data_digest": "index, tables, views"}
@@ -237,24 +239,25 @@ def read_result(folder: Path, *, own: bool = True, weights: bool = True) -> RunR
     try:
         found = _RESULT.validate_json(read_bytes(path, _MOST_BYTES, error=CheckpointError), strict=True)
         if found.job not in _SEVERAL_SCORES and isinstance(found.metrics.get("accuracy"), dict):
-            raise CheckpointError(f"accuracy of {found.job}: should be one number")
+            raise CheckpointError(f"accuracy of {found.job}", "should be one number")
     except (CheckpointError, ValidationError) as error:
         said = str(error) if isinstance(error, CheckpointError) else _first_problem(error)
-        raise CheckpointError(f"{path}: not a valid result of vitctl ({said}){DELETE_IT}") from None
+        raise CheckpointError(path, f"not a valid result of vitctl ({said}){DELETE_IT}") from None
     if own and (other := _changed_record(folder, found)):
         raise CheckpointError(
-            f"{path}: {other} has not the digest that it names: one of the two was changed, or is of another "
-            f"run; {_COPY_BACK}"
+            path,
+            f"{other} has not the digest that it names: one of the two was changed, or is of another run",
+            _COPY_BACK,
         )
     result = replace(
         found, metrics=with_infinities(found.metrics), provenance=with_infinities(found.provenance)
     )
     if own and result.record.get(RESULT, "") not in ("", published_digest(result)):
-        raise CheckpointError(f"{path}: its digest is not that of its contents; it was changed; {_COPY_BACK}")
+        raise CheckpointError(path, "its digest is not that of its contents; it was changed", _COPY_BACK)
     if own and _is_miscounted(result.metrics):
-        raise CheckpointError(f"{path}: its accuracy is not correct / total; it was changed; {_COPY_BACK}")
+        raise CheckpointError(path, "its accuracy is not correct / total; it was changed", _COPY_BACK)
     if own and weights and (problem := _checkpoint_problem(folder, result)):
-        raise CheckpointError(f"{folder / CHECKPOINTS}: {problem}; {_COPY_BACK}")
+        raise CheckpointError(folder / CHECKPOINTS, problem, _COPY_BACK)
     return result
 
 
@@ -301,8 +304,9 @@ def read_own_records(folder: Path) -> list[Record]:
         ends.add("" if result is None else result.record.get(LOG, ""))
     if path.is_file() and not all(begins(path, end) for end in ends if end):
         raise CheckpointError(
-            f"{path}: is not the log that {RESULT} or a checkpoint names, and its numbers are not shown; "
-            f"copy the files of this run back"
+            path,
+            f"is not the log that {RESULT} or a checkpoint names, and its numbers are not shown",
+            "copy the files of this run back",
         )
     return read_records(path)
 
@@ -404,12 +408,12 @@ def choose_weights(
     try:
         weights_choice(which)
     except ValueError as error:
-        raise CheckpointError(f"{place}: --weights {error}") from None
+        raise CheckpointError(place, f"--weights {error}") from None
     if (place / RECIPE).is_file() and not (place / CHECKPOINTS).is_dir():
         if not (place / tensors_file(MODEL)).is_file():  # the classifier of `probe`
             graph = next(place.glob("*.onnx"), None)
             instead = f"or its graph, --from {graph}" if graph else "with --from"
-            raise CheckpointError(f"{place}: has no checkpoints; give a trained run {instead}")
+            raise CheckpointError(place, "has no checkpoints", f"give a trained run {instead}")
         place /= tensors_file(MODEL)
     if (place / CHECKPOINTS).is_dir():
         folder, chosen = _checkpoint(place, "" if which in (AVERAGE, MODEL) else which, by_size, pinned)
@@ -417,23 +421,18 @@ def choose_weights(
         folder, chosen = place, ChosenWeights()
         if which not in ("", AVERAGE, MODEL):
             raise CheckpointError(
-                f"{place}: --weights {which} chooses among the checkpoints of a run; give a run folder"
+                place, f"--weights {which} chooses among the checkpoints of a run", "give a run folder"
             )
     files = _tensor_files(folder)
     if not ((folder / STATE).exists() or AVERAGE in files):
         if which and own_header(folder) is not None:  # another program's file may hold both
             raise CheckpointError(
-                f"{place}: --weights {which}: there is only one set of weights; omit --weights"
+                place, f"--weights {which}: there is only one set of weights", "omit --weights"
             )
         if not folder.exists():
-            raise CheckpointError(
-                f"{folder}: no such weights; "
-                + (
-                    "this run started from them: restore them, or start a new run with other weights"
-                    if pinned
-                    else "give a run folder, a checkpoint folder or a weights file with --from"
-                )
-            )
+            started = "this run started from them: restore them, or start a new run with other weights"
+            fix = started if pinned else meant(str(folder)) or _GIVE_WEIGHTS
+            raise CheckpointError(folder, "no such weights", fix)
         name = name_of(folder.name)
         if folder.is_file() and name in _tensor_files(folder.parent):
             _check_given(folder.parent, name, by_size)
@@ -444,7 +443,7 @@ def choose_weights(
         result = read_result(place, weights=False)
         chosen = replace(chosen, unfinished=result is None or result.status != "done")
     if not path.exists():
-        raise CheckpointError(f"{path}: no such weights; {_INSTEAD[MODEL if name in files else name]}")
+        raise CheckpointError(path, f"no such weights; {_INSTEAD[MODEL if name in files else name]}")
     if chosen.how == _GIVEN:
         _check_given(folder, name, by_size)
     return path, replace(chosen, step=step_of(folder), averaged=name == AVERAGE)
@@ -489,7 +488,7 @@ def check_own(saved: "SavedCheckpoint") -> bool:
     result = read_result(run, weights=False)
     named: dict[str, str] = result.record.get(CHECKPOINTS, {}) if result is not None else {}
     if problem := foreign(saved, named):
-        raise CheckpointError(f"{saved.folder}: {problem}; {MOVE_IT}")
+        raise CheckpointError(saved.folder, problem, MOVE_IT)
     is_logged = saved.digest == logged_checkpoints(run).get(saved.step) or bool(saved.state.get(LOG_HEAD))
     return name in named or (is_logged and (run / LOG).is_file())
 
@@ -513,18 +512,17 @@ def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path
         saved, problems = newest_checkpoint(root, by_size=by_size)
         if saved is None:
             raise CheckpointError(
-                f"{run}: holds no complete checkpoint{': ' + problems[0] if problems else ''}"
+                run, f"holds no complete checkpoint{': ' + problems[0] if problems else ''}"
             )
     elif how == "best" and best is None:
         raise CheckpointError(
-            f"{run}: none of its checkpoints was scored, so there is no best one; use the last: "
-            f"--weights last"
+            run, "none of its checkpoints was scored, so there is no best one", "use the last: --weights last"
         )
     else:
         step = best if how == "best" else int(how)
         if step not in kept or step is None:
             raise CheckpointError(
-                f"{run}: has no checkpoint of step {how}; it has {', '.join(map(str, kept)) or 'none'}"
+                run, f"has no checkpoint of step {how}; it has {', '.join(map(str, kept)) or 'none'}"
             )
         saved = read_checkpoint(step_folder(root, step), by_size=by_size)
     is_known = check_own(saved)
@@ -556,7 +554,7 @@ def _pinned_checkpoint(run: Path, pinned: str, by_size: bool) -> "tuple[SavedChe
     try:
         saved = read_checkpoint(folder, by_size=by_size)
         if saved.digest != digest:
-            raise CheckpointError(f"{folder}: the checkpoint was overwritten by another training")
+            raise CheckpointError(folder, "the checkpoint was overwritten by another training")
     except CheckpointError as error:
         why = str(error) if folder.exists() else f"{folder}: it was deleted"
         other, _ = newest_checkpoint(folder.parent, by_size=by_size)
@@ -586,8 +584,9 @@ def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> 
         return
     why = problems[0] if problems else "its folder is gone"
     raise CheckpointError(
-        f"{run}: its result is of step {recorded['weights_step']}, whose checkpoint cannot be used "
-        f"({why}); restore it, or choose another checkpoint: --weights {step}"
+        run,
+        f"its result is of step {recorded['weights_step']}, whose checkpoint cannot be used ({why})",
+        f"restore it, or choose another checkpoint: --weights {step}",
     )
 
 
@@ -644,8 +643,8 @@ def newest_run(job: str, runs: Path = RUNS) -> tuple[Path, str]:
     wanted = "training" if jobs == TRAINING else "pre-training"
     if not done:
         raise CheckpointError(
-            f"no finished {wanted} run under {runs.resolve()}; "
-            f"give weights with --from, for example the published --from {start_weights(job)}"
+            f"no finished {wanted} run under {runs.resolve()}",
+            fix=f"give weights with --from, for example the published --from {start_weights(job)}",
         )
     when, folder, result = max(done, key=lambda one: one[:2])
     accuracy = result.metrics.get("accuracy")
@@ -664,14 +663,14 @@ def weights_place(source: str, which: str, job: str, runs: Path = RUNS) -> tuple
     Raises:
         CheckpointError: `which` chooses among the weights of an address, or there is no newest run.
     """
-    (source,) = without_queries(source, error=CheckpointError)
+    (source,) = without_queries(full_address(source), error=CheckpointError)
     if source == "newest":
         return newest_run(job, runs)
     if "://" not in source:
         return Path(source), ""
     if which != set_of(which):
         raise CheckpointError(
-            f"{source}: --weights {which} chooses among the checkpoints of a run; give a run folder"
+            source, f"--weights {which} chooses among the checkpoints of a run", "give a run folder"
         )
     return source, ""
 

@@ -72,6 +72,29 @@ _MAX_WRAPPED = 4
 ONE_SET = "--weights {which}: there is only one set of weights; omit --weights"
 
 
+class _Ignored:
+    """Stands for what a training program pickles beside its tensors: made of anything, and does nothing."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __setstate__(self, _: Any) -> None: ...
+
+
+# Arguments of the program with paths and NumPy's numbers. Any other class is refused by its name.
+_IGNORED: list[Any] = [
+    (_Ignored, f"{module}.{name}")
+    for name, modules in {
+        "Namespace": ("argparse",),
+        "PosixPath": ("pathlib", "pathlib._local"),
+        "WindowsPath": ("pathlib", "pathlib._local"),
+        "multiarray.scalar": ("numpy.core", "numpy._core"),
+        "dtype": ("numpy",),
+        "encode": ("_codecs",),  # the bytes of a number
+    }.items()
+    for module in modules
+]
+
+
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file with the permissions of the umask: the library's are for the user alone."""
     path.touch()
@@ -89,7 +112,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     value = files.read_json(path, _JSON_BYTES, error=CheckpointError)
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: should be a JSON object, such as {{}}; fix or delete it")
+        raise CheckpointError(path, "should be a JSON object, such as {}", "fix or delete it")
     return value
 
 
@@ -100,19 +123,19 @@ def kind_of(path: Path) -> Kind:
     """
     if not path.is_file():
         raise CheckpointError(
-            f"{path}: no such weights file; give a .safetensors file or a folder with model.safetensors"
+            path, "no such weights file", "give a .safetensors file or a folder with model.safetensors"
         )
     with path.open("rb") as file:
         start = file.read(256)
     size = path.stat().st_size
     if size > limits.WEIGHTS:
-        raise CheckpointError(f"{path}: {size:,} bytes, should be at most {limits.WEIGHTS:,}")
+        raise CheckpointError(path, f"{size:,} bytes, should be at most {limits.WEIGHTS:,}")
     # The first eight bytes are the header's length and may look like anything, so the brace is what counts.
     if start[8:9] == b"{":
         needed = 8 + int.from_bytes(start[:8], "little")
         if needed > size:
             raise CheckpointError(
-                f"{path}: truncated, its header alone takes {needed} bytes of {size}; copy it again"
+                path, f"truncated, its header alone takes {needed} bytes of {size}", "copy it again"
             )
         return "safetensors"
     if start.startswith(b"PK\x03\x04"):
@@ -120,7 +143,7 @@ def kind_of(path: Path) -> Kind:
     if re.match(_PICKLE, start):
         return "torch"
     raise CheckpointError(
-        f"{path}: {next(words for begin, words in _NOT_WEIGHTS.items() if re.match(begin, start))}"
+        path, next(words for begin, words in _NOT_WEIGHTS.items() if re.match(begin, start))
     )
 
 
@@ -130,21 +153,23 @@ def _kind_of_zip(path: Path, size: int) -> Kind:
     claimed = sum(member.file_size for member in members)
     if claimed > min(limits.WEIGHTS, size * limits.WEIGHTS_GROWTH + _ZEROS_BYTES):
         raise CheckpointError(
-            f"{path}: declares {claimed:,} bytes, too many for its size; at most {limits.WEIGHTS:,}, and "
-            f"{limits.WEIGHTS_GROWTH:,} times its size, are opened"
+            path,
+            f"declares {claimed:,} bytes, too many for its size; at most {limits.WEIGHTS:,}, and "
+            f"{limits.WEIGHTS_GROWTH:,} times its size, are opened",
         )
     names = [member.filename for member in members]
     if names and all(name.endswith(".npy") for name in names):
         return "npz"
     if any(name.endswith("/archive_format") for name in names):
         raise CheckpointError(
-            f"{path}: a torch.export program, which computes by itself; give the weights that it was made "
-            "of, or an .onnx file"
+            path,
+            "a torch.export program, which computes by itself",
+            "give the weights that it was made of, or an .onnx file",
         )
     if any(name.endswith("/data.pkl") for name in names):
         return "torch"
     raise CheckpointError(
-        f"{path}: this archive contains no weights, only {one_line(listed(names)) or 'no files'}"
+        path, f"this archive contains no weights, only {one_line(listed(names)) or 'no files'}"
     )
 
 
@@ -156,10 +181,10 @@ def _whole(path: Path, what: str) -> Iterator[None]:
     except _DAMAGE as error:
         if "pickle" in str(error):
             raise CheckpointError(
-                f"{path}: holds Python objects, never opened because they can run code"
+                path, "holds Python objects, never opened because they can run code"
             ) from error
         raise CheckpointError(
-            f"{path}: damaged or truncated {what} ({one_line(str(error))}); copy it again"
+            path, f"damaged or truncated {what} ({one_line(str(error))})", "copy it again"
         ) from error
 
 
@@ -194,7 +219,7 @@ def _all(path: Path, read: Callable[[Path], Tensors]) -> Tensors:
         return _of_parts(path, read)
     found = _joined(path, shards, read) if (shards := shards_of(path)) else read(path)
     if not found:
-        raise CheckpointError(f"{path}: holds no tensors")
+        raise CheckpointError(path, "holds no tensors")
     return found
 
 
@@ -252,7 +277,7 @@ def _joined(path: Path, shards: list[Path], read: Callable[[Path], Tensors]) -> 
             place = [sum(map(len, rows)), *[0] * (tensor.dim() - 1)] if tensor.dim() else []
             if begins.get(name) != {"saved_offsets": place} or (rows and not place):
                 raise CheckpointError(
-                    f"{shard}: {one_line(name)} does not follow the part before; copy all parts again"
+                    shard, f"{one_line(name)} does not follow the part before", "copy all parts again"
                 )
             rows.append(tensor)
     with _whole(path, "sharded weights"):
@@ -265,7 +290,7 @@ def _of_parts(index: Path, read: Callable[[Path], Tensors]) -> Tensors:
         tensors = read(part)
         if odd := sorted(tensors.keys() ^ parts[part.name]):
             raise CheckpointError(
-                f"{part}: its tensors are not those that {index.name} lists ({listed(odd)}); copy all again"
+                part, f"its tensors are not those that {index.name} lists ({listed(odd)})", "copy all again"
             )
         found |= tensors
     return found
@@ -287,7 +312,7 @@ def _later(path: Path) -> Tensors:
 
     def numbers(name: str, rows: slice) -> Any:
         if _version(path) != before:
-            raise CheckpointError(f"{path}: changed while it was read; start again")
+            raise CheckpointError(path, "changed while it was read", "start again")
         with _whole(path, f"{kind} file"):
             # Opened each time: what stays mapped counts as memory of the process.
             if kind == "safetensors":
@@ -309,7 +334,7 @@ def _version(path: Path) -> tuple[int, int, int]:
 
 def _read_safetensors(path: Path) -> Tensors:
     if safetensors_header(path) is None:
-        raise CheckpointError(f"{path}: damaged or truncated safetensors file; copy it again")
+        raise CheckpointError(path, "damaged or truncated safetensors file", "copy it again")
     with _whole(path, "safetensors file"), safe_open(path, framework="pt", device="cpu") as file:
         return {name: file.get_tensor(name) for name in sorted(file.keys())}
 
@@ -342,13 +367,14 @@ def _tensor(path: Path, name: str, array: np.ndarray) -> Tensor:
     if array.dtype == np.dtype("V2"):
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     if array.dtype.kind not in "biuf":
-        raise CheckpointError(f"{path}: {name} holds {array.dtype}, not numbers")
+        raise CheckpointError(path, f"{name} holds {array.dtype}, not numbers")
     return torch.from_numpy(array)
 
 
 def _read_torch(path: Path) -> Tensors:
     try:
-        with warnings.catch_warnings(action="ignore"):  # it warns of dialects that it then refuses
+        # It warns of dialects that it then refuses.
+        with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals(_IGNORED):
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         met = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -361,13 +387,13 @@ def _read_torch(path: Path) -> Tensors:
     except MemoryError:
         raise
     except Exception as error:  # its unpickler and zip reader raise a dozen types for damaged files
-        raise CheckpointError(f"{path}: damaged or truncated torch file; copy it again") from error
+        raise CheckpointError(path, "damaged or truncated torch file", "copy it again") from error
     if not isinstance(found, Mapping):
-        raise CheckpointError(f"{path}: holds a {type(found).__name__}, not a state dict of tensors")
+        raise CheckpointError(path, f"holds a {type(found).__name__}, not a state dict of tensors")
     found = _flat(found, _MAX_WRAPPED)
     if strangers := [str(name) for name, value in found.items() if not isinstance(value, Tensor)]:
         raise CheckpointError(
-            f"{path}: not a plain state dict, these are not tensors: {one_line(listed(strangers))}"
+            path, f"not a plain state dict, these are not tensors: {one_line(listed(strangers))}"
         )
     return found
 

@@ -69,7 +69,7 @@ def locate(source: str | Path, fetch: Fetch) -> Path:
 def _from_hub(source: str, fetch: Fetch) -> Path:
     parts = source.removeprefix("hf://").split("/", 2)
     if len(parts) < 2 or not all(parts):
-        raise CheckpointError(f"{source}: write hf://organisation/name, or hf://organisation/name/file")
+        raise CheckpointError(source, "write hf://organisation/name, or hf://organisation/name/file")
     organisation, name, *file = parts
     repository = f"{organisation}/{name}"
     for beside in (*BESIDE, CARD):
@@ -80,9 +80,9 @@ def _from_hub(source: str, fetch: Fetch) -> Path:
         if path := _try_fetch(url, fetch):
             return _with_parts(url, path, fetch)
     if file:
-        raise CheckpointError(f"{source}: no such file in that repository")
+        raise CheckpointError(source, "no such file in that repository")
     raise CheckpointError(
-        f"{source}: holds no {' and no '.join(candidates[::2])}; name the file: {source}/FILE"
+        source, f"holds no {' and no '.join(candidates[::2])}", f"name the file: {source}/FILE"
     )
 
 
@@ -169,7 +169,7 @@ def _held_by_hub(url: str, repository: str, revision: str, name: str) -> Path | 
 
     held = try_to_load_from_cache(repository, name, revision=revision)
     if held is not None and not isinstance(held, str):
-        raise NotOnServerError(f"{url}: no such file on the server")
+        raise NotOnServerError(url, "no such file on the server")
     return None if held is None else Path(held)
 
 
@@ -221,16 +221,16 @@ def _hub_error(url: str, error: BaseException) -> Exception:
     status = next((one.status_code for one in responses if one is not None), 0)
     names = {kind.__name__ for one in chain for kind in type(one).__mro__}
     if isinstance(error, EntryNotFoundError) and status:
-        return NotOnServerError(f"{url}: no such file on the server")
+        return NotOnServerError(url, "no such file on the server")
     if OfflineModeIsEnabled.__name__ in names:
-        return CheckpointError(f"{url}: HF_HUB_OFFLINE is set, and the file is not in the cache; unset it")
+        return CheckpointError(url, "HF_HUB_OFFLINE is set, and the file is not in the cache", "unset it")
     if status in TRANSIENT:
         return TransientError(status_text(status, url))
     if not status and names & _LOST:
         text = "the host cannot be reached; check the network"
         return TransientError(text, is_unknown="gaierror" in names)
     return explained(error) or CheckpointError(
-        f"{url}: {type(error).__name__}; what is private or gated on Hugging Face needs HF_TOKEN set"
+        url, f"{type(error).__name__}; what is private or gated on Hugging Face needs HF_TOKEN set"
     )
 
 
@@ -244,7 +244,7 @@ def _check_digest(url: str, file: BufferedReader, algorithm: str, start: str) ->
     if not digest.startswith(start):
         os.unlink(file.name)
         raise CheckpointError(
-            f"{url}: its {algorithm} is {digest[:16]}..., the server says {start[:16]}...; run again"
+            url, f"its {algorithm} is {digest[:16]}..., the server says {start[:16]}...", "run again"
         )
 
 
@@ -254,7 +254,7 @@ def cached(url: str) -> Path:
     if hub := _HUB_FILE.fullmatch(url):
         path = _held_by_hub(url, *map(unquote, hub.groups())) or path
     if not path.exists():
-        raise NotOnServerError(f"{url}: not in {cache_folder()} yet")
+        raise NotOnServerError(url, f"not in {cache_folder()} yet")
     return path
 
 
@@ -266,7 +266,7 @@ def _place(cache: Path, url: str) -> Path:
     parts = [unquote(part).replace("/", "_").replace("\0", "_") for part in address.path.split("/") if part]
     host = address.netloc.replace(":", "_").replace("\\", "_")
     if not parts:
-        raise CheckpointError(f"{one_line(url)}: names no file")
+        raise CheckpointError(one_line(url), "names no file")
     return inside(cache, host, *parts, error=CheckpointError, where=url)
 
 
@@ -297,7 +297,7 @@ def _download(url: str, target: Path, progress: Progress) -> None:
             raise NotModifiedError
         if span.headers.get("Content-Type", "").startswith("text/html"):
             raise CheckpointError(
-                f"{url}: returned a web page, not weights; correct the link, or log in and download the file"
+                url, "returned a web page, not weights", "correct the link, or log in and download the file"
             )
         if span.etag:
             write_text(version, span.etag)

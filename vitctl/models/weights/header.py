@@ -51,7 +51,7 @@ def read_network(path: Path, *, model: str = "", which: str = "") -> tuple[Confi
 
         return foreign_network(path, model, which)
     except VitctlError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        raise CheckpointError(path, error) from error
 
 
 # The sizes that a model's name stands for.
@@ -84,12 +84,12 @@ def own_header(path: Path) -> dict[str, Any] | None:
     try:
         header: Any = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: its vitctl metadata is not JSON ({one_line(str(error))})") from error
+        raise CheckpointError(path, f"its vitctl metadata is not JSON ({one_line(str(error))})") from error
     stored_format = header.get("format") if isinstance(header, dict) else None
     if stored_format != FORMAT:
-        raise CheckpointError(f"{path}: format {stored_format!r}, this vitctl reads {FORMAT!r}")
+        raise CheckpointError(path, f"format {stored_format!r}, this vitctl reads {FORMAT!r}")
     if not all(isinstance(header.get(key), dict) for key in ("config", "meta")):
-        raise CheckpointError(f"{path}: its vitctl metadata lacks config or meta")
+        raise CheckpointError(path, "its vitctl metadata lacks config or meta")
     header["meta"] |= compared_names(header["meta"].get("class_names"))
     return dict(header)
 
@@ -116,12 +116,12 @@ def safetensors_header(path: Path) -> dict[str, Any] | None:
     entries = [header[name] for name in header if name != "__metadata__"]
     if not isinstance(header.get("__metadata__", {}), dict) or not all(map(_is_tensor, entries)):
         raise CheckpointError(
-            f"{path}: damaged safetensors file (its header describes no tensors); copy it again"
+            path, "damaged safetensors file (its header describes no tensors)", "copy it again"
         )
     if len(entries) > limits.TENSORS:
-        raise CheckpointError(f"{path}: {len(entries):,} tensors, should be at most {limits.TENSORS:,}")
+        raise CheckpointError(path, f"{len(entries):,} tensors, should be at most {limits.TENSORS:,}")
     if 8 + length + max((entry["data_offsets"][1] for entry in entries), default=0) != size:
-        raise CheckpointError(f"{path}: damaged or truncated safetensors file ({size} bytes); copy it again")
+        raise CheckpointError(path, f"damaged or truncated safetensors file ({size} bytes)", "copy it again")
     return header
 
 
@@ -144,7 +144,7 @@ def begins_of(path: Path) -> dict[str, Any]:
     """
     begins = parse_json(_metadata(path).get(SHARDING, "{}").encode(), path, error=CheckpointError)
     if not isinstance(begins, dict):
-        raise CheckpointError(f"{path}: its {SHARDING} should be a JSON object; copy it again")
+        raise CheckpointError(path, f"its {SHARDING} should be a JSON object", "copy it again")
     return begins
 
 
@@ -157,7 +157,7 @@ def shards_of(path: Path) -> list[Path]:
     if not begins_of(path):
         return []
     if not (name := re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.safetensors", path.name)):
-        raise CheckpointError(f"{path}: a part of sharded weights; restore its name, NAME-00001-of-00004")
+        raise CheckpointError(path, "a part of sharded weights", "restore its name, NAME-00001-of-00004")
     return [path.with_name(part_file(name[1], number + 1, int(name[2]))) for number in range(int(name[2]))]
 
 
@@ -170,18 +170,19 @@ def parts_of(index: Path) -> dict[str, set[str]]:
     content = read_json(index, _INDEX_BYTES, error=CheckpointError)
     named = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(named, dict) or not named or not all(isinstance(part, str) for part in named.values()):
-        raise CheckpointError(f"{index}: weight_map should be an object of tensors and names of files")
+        raise CheckpointError(index, "weight_map should be an object of tensors and names of files")
     parts: dict[str, set[str]] = {}
     for name, part in named.items():
         parts.setdefault(part, set()).add(name)
     for part in parts:
         inside(index.parent, part, error=CheckpointError, where=index)
         if not part.endswith(_ENDINGS):
-            raise CheckpointError(f"{index}: {one_line(part)} should end as {' or '.join(_ENDINGS)}")
+            raise CheckpointError(index, f"{one_line(part)} should end as {' or '.join(_ENDINGS)}")
     if len(named) > limits.TENSORS or len(parts) > _MAX_PARTS:
         raise CheckpointError(
-            f"{index}: {len(named):,} tensors in {len(parts):,} files, should be at most "
-            f"{limits.TENSORS:,} in {_MAX_PARTS:,} files"
+            index,
+            f"{len(named):,} tensors in {len(parts):,} files, should be at most "
+            f"{limits.TENSORS:,} in {_MAX_PARTS:,} files",
         )
     return parts
 
@@ -194,10 +195,10 @@ def bounded(index: Path, parts: Iterable[Path]) -> Iterator[Path]:
     total = 0
     for part in parts:
         if not part.is_file():
-            raise CheckpointError(f"{part}: missing, but {index.name} needs it; copy all parts")
+            raise CheckpointError(part, f"missing, but {index.name} needs it", "copy all parts")
         total += part.stat().st_size
         if total > limits.WEIGHTS:
-            raise CheckpointError(f"{index}: its parts are larger than {limits.WEIGHTS:,} together")
+            raise CheckpointError(index, f"its parts are larger than {limits.WEIGHTS:,} together")
         yield part
 
 

@@ -526,17 +526,20 @@ def _describe(
     kind, patches = beside.config.get("model_type") or family.types[0], view("patch_embedding.weight")
     if patches is not None and patches.dim() == 2:
         raise CheckpointError(
-            "its images have any aspect ratio (NaFlex), which is not supported; use weights of a fixed size"
+            "its images have any aspect ratio (NaFlex), which is not supported",
+            fix="use weights of a fixed size",
         )
     if kind not in family.types:
         known = " or ".join(map(repr, family.types))
-        raise CheckpointError(f"config.json: model_type {one_line(repr(kind))}, only {known} is read")
+        raise CheckpointError("config.json", f"model_type {one_line(repr(kind))}, only {known} is read")
     whole = checked(CONFIG, beside.config, KEYS)
     config = dict(whole)
     for tower in _TOWER_CONFIGS:
         config |= whole.get(tower, {})
     if config.get("rope_theta", _ROPE_THETA) != _ROPE_THETA:
-        raise CheckpointError(f"config.json: rope_theta {config['rope_theta']!r}, only {_ROPE_THETA} is read")
+        raise CheckpointError(
+            "config.json", f"rope_theta {config['rope_theta']!r}, only {_ROPE_THETA} is read"
+        )
     bias = view("blocks.0.attention.relative_bias")
     told = None if bias is None else bias.shape[1]
     heads = (
@@ -550,14 +553,14 @@ def _describe(
         _check_shape(family, config, shape)
     if shape["num_classes"] and not family.with_head:
         raise CheckpointError(
-            "CLIPForImageClassification averages patches that no norm has seen, which is not supported; use "
-            "the tower without classifier.*"
+            "CLIPForImageClassification averages patches that no norm has seen, which is not supported",
+            fix="use the tower without classifier.*",
         )
     gated = family is _DINOV3 and shape["mlp"] == "swiglu"
     known_acts = {"silu": "erf"} if gated else GELU
     activation = config.get("hidden_act", family.act)
     if (config or not gated) and activation not in known_acts:
-        raise CheckpointError(f"config.json: hidden_act {activation!r}, known are {', '.join(known_acts)}")
+        raise CheckpointError("config.json", f"hidden_act {activation!r}, known are {', '.join(known_acts)}")
     only = {name: values[0] for name, values in row.needs.items() if len(values) == 1 and name in _UNTOLD}
     stated = family.pools if shape["num_classes"] else config.get("classifier")
     shape |= ({"classifier": stated} if stated else {}) | only
@@ -602,8 +605,10 @@ def _recorded(file: Json, family: _Family) -> tuple[dict[str, Any], str]:
     kind = re.sub(r"(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", name)
     if kind not in _PROCESSORS:
         raise CheckpointError(
-            f"{PREPROCESSOR}: {one_line(name)} is not supported, known are the image processors of "
-            f"{', '.join(_PROCESSORS)}; in a folder without this file its values are assumed, and listed"
+            PREPROCESSOR,
+            f"{one_line(name)} is not supported, known are the image processors of "
+            f"{', '.join(_PROCESSORS)}; in a folder without this file its values are assumed, and "
+            "listed",
         )
     # As there, a null is no default: of a flag it is false, and what a flag uses must have a value.
     flags = {key: False for key, value in file.items() if value is None and key in _NEEDED}
@@ -611,8 +616,9 @@ def _recorded(file: Json, family: _Family) -> tuple[dict[str, Any], str]:
     for flag, keys in _NEEDED.items():
         if lacking := [key for key in keys if processor.get(flag) and file.get(key, "") is None]:
             raise CheckpointError(
-                f"{PREPROCESSOR}: {lacking[0]} is null, which transformers refuses with {flag}; write a "
-                f"value, or remove the key for the default of {name}"
+                PREPROCESSOR,
+                f"{lacking[0]} is null, which transformers refuses with {flag}",
+                f"write a value, or remove the key for the default of {name}",
             )
     # The network is given (scale * level - mean) / std, our colours are level / 255.
     unit: float = 255 * (processor["rescale_factor"] if processor["do_rescale"] else 1)
@@ -677,8 +683,10 @@ def _class_names(id2label: Json, num_classes: int) -> list[str]:
     numbered = sorted((int(number), name) for number, name in id2label.items())
     if num_classes and numbered and [number for number, _ in numbered] != list(range(num_classes)):
         raise CheckpointError(
-            f"{CONFIG}: id2label names {len(numbered)} classes, numbered {numbered[0][0]} to "
-            f"{numbered[-1][0]}, and the head has those from 0 to {num_classes - 1}; correct its numbers"
+            CONFIG,
+            f"id2label names {len(numbered)} classes, numbered {numbered[0][0]} to "
+            f"{numbered[-1][0]}, and the head has those from 0 to {num_classes - 1}",
+            "correct its numbers",
         )
     invented = all(name == f"LABEL_{number}" for number, name in numbered)
     return [] if invented else [name for _, name in numbered]

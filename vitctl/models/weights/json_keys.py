@@ -95,7 +95,7 @@ def checked(file: str, content: Mapping[str, Any], known: Known) -> dict[str, An
         for path in paths:
             value = _at(found, path)
             if value is not None and not _KINDS[kind](value):
-                raise CheckpointError(f"{file}: {path} is {_shown(value)}, should be {kind}")
+                raise CheckpointError(file, f"{path} is {_shown(value)}, should be {kind}")
     used = {path for paths in known.used.values() for path in paths}
     for place in ("", *known.used.get("an object", ())):
         for key, value in (_at(found, place) or {}).items():

@@ -126,7 +126,7 @@ def rules_for(table: Table, names: Iterable[str]) -> Table:
     """Return the rules for all our tensors `names`. Raises CheckpointError naming those without a place."""
     rules = {name: rule_for(table, name) for name in names}
     if lost := [name for name, rule in rules.items() if rule is None]:
-        raise CheckpointError(f"unexpected tensors: {listed(lost)}")
+        raise CheckpointError("unexpected tensors", listed(lost))
     return {name: rule for name, rule in rules.items() if rule is not None}
 
 
@@ -196,7 +196,7 @@ def mismatches(
 def refuse(heading: str, problems: Mapping[str, list[str]]) -> None:
     """Raise CheckpointError, in one line, with each kind of problem that occurs and the first few of each."""
     if found := [f"{kind}: {listed(names)}" for kind, names in problems.items() if names]:
-        raise CheckpointError(f"{heading}: {'; '.join(found)}")
+        raise CheckpointError(heading, "; ".join(found))
 
 
 def listed(names: list[str]) -> str:
@@ -442,15 +442,17 @@ def check_sizes(file: str, stated: Json, shape: Json, names: Mapping[str, str]) 
 
 def contradiction(file: str, words: str) -> CheckpointError:
     """Return the error of a JSON file that is not that of the tensors."""
-    return CheckpointError(f"{file}: {words}; the file is incomplete, or not of this {file}")
+    return CheckpointError(file, f"{words}; the file is incomplete, or not of this {file}")
 
 
 def check_own(file: str, name: str, value: Any, ours: Any) -> None:
     """Raise CheckpointError if a value was edited, and not what the vitctl key of an export says of it."""
     if value != ours:
         raise CheckpointError(
-            f"{file}: {name} is {one_line(repr(value))}, and the vitctl key of config.json says "
-            f"{one_line(repr(ours))}; correct one of them"
+            file,
+            f"{name} is {one_line(repr(value))}, and the vitctl key of config.json says "
+            f"{one_line(repr(ours))}",
+            "correct one of them",
         )
 
 
@@ -487,8 +489,9 @@ def known_heads(hidden_size: int, depth: int, gated: bool = False) -> int:
         return heads
     if hidden_size % _HEAD_CHANNELS:
         raise CheckpointError(
-            f"the file does not record the number of attention heads, and hidden size {hidden_size} is not a "
-            f"multiple of {_HEAD_CHANNELS}; add the model's config.json, or name the model with --model"
+            "the file does not record the number of attention heads, and hidden size "
+            f"{hidden_size} is not a multiple of {_HEAD_CHANNELS}",
+            fix="add the model's config.json, or name the model with --model",
         )
     return hidden_size // _HEAD_CHANNELS
 

@@ -124,8 +124,9 @@ def activation_of(meta: Mapping[str, Any], num_classes: int) -> Activation:
 def no_head(path: str | Path) -> CheckpointError:
     """Return the error of weights that are asked for classes and have no head, or one of zeros."""
     return CheckpointError(
-        f"{path}: has no trained head, so it cannot predict classes; fine-tune it first, or take its "
-        f"features (vitctl predict IMAGES --features FILE.safetensors)"
+        path,
+        "has no trained head, so it cannot predict classes",
+        "fine-tune it first, or take its features (vitctl predict IMAGES --features FILE.safetensors)",
     )
 
 
@@ -158,13 +159,13 @@ def check_meta(meta: Mapping[str, Any], config: Config) -> None:
         problems = [_in_words(problem) for problem in error.errors(include_url=False, include_context=False)]
         more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise CheckpointError(
-            f"the metadata stored with the weights is not valid: {'; '.join(problems[:_SHOWN])}{more}; use "
-            f"another file, or fix it"
+            f"the metadata stored with the weights is not valid: {'; '.join(problems[:_SHOWN])}{more}",
+            fix="use another file, or fix it",
         ) from None
     if found.class_names and config.num_classes and len(found.class_names) != config.num_classes:
         raise CheckpointError(
-            f"{len(found.class_names)} class names are stored with a head of {config.num_classes} "
-            f"classes; use another file, or fix it"
+            f"{len(found.class_names)} class names are stored with a head of {config.num_classes} classes",
+            fix="use another file, or fix it",
         )
 
 
@@ -184,8 +185,9 @@ def require_meta(meta: Mapping[str, Any], names: tuple[str, ...]) -> None:
     """Raises CheckpointError where metadata lack something that a job cannot do without."""
     if missing := [name for name in names if meta.get(name) is None]:
         raise CheckpointError(
-            f"{', '.join(missing)} of the images is not stored with the weights, so scores would be "
-            f"meaningless; write the file again with it (vitctl.models.weights.weights_file.save_weights)"
+            f"{', '.join(missing)} of the images is not stored with the weights, so scores would "
+            "be meaningless",
+            fix="write the file again with it (vitctl.models.weights.weights_file.save_weights)",
         )
 
 
@@ -257,7 +259,7 @@ class Temperature(BaseModel):
         except OSError as error:
             reason = error.strerror or error
             raise CheckpointError(
-                f"{place}: could not be written ({reason}); copy the weights first"
+                place, f"could not be written ({reason})", "copy the weights first"
             ) from None
 
 
@@ -278,7 +280,7 @@ def stored_temperature(weights: str, digest: Callable[[], str]) -> Temperature |
         found = Temperature.model_validate(read_json(place, limits.RUN_FILE, error=CheckpointError))
     except ValidationError:
         raise CheckpointError(
-            f"{place}: is not a temperature of `vitctl evaluate --fit-temperature`; fit again, or remove it"
+            place, "is not a temperature of `vitctl evaluate --fit-temperature`", "fit again, or remove it"
         ) from None
     return found if found.weights_sha256 == digest() else None
 

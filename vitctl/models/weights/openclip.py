@@ -166,7 +166,7 @@ def _resizing(images: Json) -> tuple[str, float]:
     mode = images.get("resize_mode") or "shortest"
     if mode not in _RESIZING:
         raise CheckpointError(
-            f"{OPEN_CLIP}: resize_mode {mode!r} is not supported, known are {', '.join(_RESIZING)}"
+            OPEN_CLIP, f"resize_mode {mode!r} is not supported, known are {', '.join(_RESIZING)}"
         )
     return _RESIZING[mode]
 
@@ -175,7 +175,7 @@ def _interpolation(images: Json) -> str:
     """Return timm's word for how pixels are weighted; open_clip takes bicubic for "random"."""
     word = images.get("interpolation") or "bicubic"
     if word not in ("bicubic", "bilinear", "random"):
-        raise CheckpointError(f"{OPEN_CLIP}: interpolation {word!r}, known are bicubic, bilinear and random")
+        raise CheckpointError(OPEN_CLIP, f"interpolation {word!r}, known are bicubic, bilinear and random")
     return "bilinear" if word == "bilinear" else "bicubic"
 
 

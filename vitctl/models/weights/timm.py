@@ -296,7 +296,7 @@ def _describe(
     shape["classifier"] = _classifier(shape, pool)
     activation = args.get("act_layer", "gelu")
     if activation not in _GELU:
-        raise CheckpointError(f"config.json: act_layer {activation!r}, known are {', '.join(_GELU)}")
+        raise CheckpointError("config.json", f"act_layer {activation!r}, known are {', '.join(_GELU)}")
     recorded = _recorded(pretrained) | {"num_heads": num_heads or None, "image_size": shown or None}
     if config:
         recorded["gelu"] = _GELU[activation]
@@ -378,7 +378,7 @@ def _classifier(shape: Json, pool: str | None) -> str:
         return "patches" if found == "token" and shape["norm_at"] == "pooled" else str(found)
     if pool not in known:
         raise CheckpointError(
-            f"config.json: global_pool {pool!r} does not go with its tensors, known are {', '.join(known)}"
+            "config.json", f"global_pool {pool!r} does not go with its tensors, known are {', '.join(known)}"
         )
     return known[pool]
 
@@ -405,7 +405,7 @@ def _side(key: str, size: int | list[int]) -> int:
     """Return the side of a square image or patch: timm writes a number, or height and width."""
     sides = (size if isinstance(size, list) else [size]) or [0]
     if len(set(sides)) != 1:
-        raise CheckpointError(f"config.json: {key} {size} is not square, which is not supported")
+        raise CheckpointError("config.json", f"{key} {size} is not square, which is not supported")
     return sides[0]
 
 
@@ -415,11 +415,11 @@ def _recorded(pretrained: Json) -> dict[str, Any]:
     mode, share = pretrained.get("crop_mode") or "center", pretrained.get("crop_pct")
     if mode not in _METHODS:
         raise CheckpointError(
-            f"config.json: crop_mode {mode!r} is not supported, known are {', '.join(_METHODS)}"
+            "config.json", f"crop_mode {mode!r} is not supported, known are {', '.join(_METHODS)}"
         )
     if mode == "border" and (share or 1) != 1:
         raise CheckpointError(
-            f"config.json: crop_mode 'border' with crop_pct {share} is not supported, only 1"
+            "config.json", f"crop_mode 'border' with crop_pct {share} is not supported, only 1"
         )
     interpolation = pretrained.get("interpolation")
     return {

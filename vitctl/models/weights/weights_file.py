@@ -171,7 +171,7 @@ def read_weights(
         if not later:
             check_numbers(weights.state)
     except VitctlError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        raise CheckpointError(path, error) from error
     return weights
 
 
@@ -235,8 +235,9 @@ def _recorded_loss(told: Mapping[str, Any], config: Config) -> dict[str, str]:
     problem = told.get("problem_type")
     if config.num_classes and problem not in (None, *_LOSSES):
         raise CheckpointError(
-            f"{CONFIG}: problem_type {problem!r}, only {' and '.join(_LOSSES)} are read, whose outputs are "
-            f"classes; to train another head on its body, remove the key first"
+            CONFIG,
+            f"problem_type {problem!r}, only {' and '.join(_LOSSES)} are read, whose outputs are classes",
+            "to train another head on its body, remove the key first",
         )
     loss = _LOSSES.get(problem) if problem else told.get("vitctl", {}).get("preprocessing", {}).get("loss")
     return {"loss": loss} if loss else {}
@@ -269,8 +270,9 @@ def check_numbers(state: Mapping[str, Tensor]) -> None:
     wrong = [name for name in sorted(state) if not _is_finite(_numbers(state[name]))]
     if wrong:
         raise CheckpointError(
-            f"{len(wrong)} of {len(state)} tensors hold NaN or infinities ({listed(wrong)}): the training "
-            f"diverged, or the file is damaged; use an earlier checkpoint"
+            f"{len(wrong)} of {len(state)} tensors hold NaN or infinities ({listed(wrong)}): the "
+            "training diverged, or the file is damaged",
+            fix="use an earlier checkpoint",
         )
 
 
@@ -338,7 +340,7 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
     """
     path = Path(path)
     if to not in TARGETS:
-        raise CheckpointError(f"{path}: unknown format {to!r}, known are {', '.join(TARGETS)}")
+        raise CheckpointError(path, f"unknown format {to!r}, known are {', '.join(TARGETS)}")
     if to == "safetensors":
         file = _target(path, "safetensors")
         return WrittenWeights((save_weights(file, weights.state, weights.config, weights.meta),), ())
@@ -367,12 +369,11 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
             )
     if problems:
         raise CheckpointError(
-            f"{path}: {row.title} cannot hold this model: {'; '.join(problems)}; safetensors "
-            f"holds every model"
+            path, f"{row.title} cannot hold this model: {'; '.join(problems)}; safetensors holds every model"
         )
     if to == "hf" and path.suffix == suffix:
         raise CheckpointError(
-            f"{path}: {row.title} is a folder with several files; give the name of a folder"
+            path, f"{row.title} is a folder with several files", "give the name of a folder"
         )
     file = _target(path, row.container)
     tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}

@@ -135,9 +135,9 @@ def test_parse_example__bytes_and_integers(packed: bool) -> None:
     [
         (record(b"one")[:-1], "truncated within the record at byte 12; copy it again"),
         (record(b"one")[:14], "truncated within the record at byte 12"),
-        (record(b"one") + record(b"two")[:7], "damaged or not a TFRecord file, at byte 19"),
+        (record(b"one") + record(b"two")[:7], "damaged or not a TFRecord file"),
         (b"\x04" + record(b"one")[1:], "truncated within the record at byte 12"),
-        (b"\x1f\x8b\x08 a packed file, and so on", "damaged or not a TFRecord file, at byte 0"),
+        (b"\x1f\x8b\x08 a packed file, and so on", "damaged or not a TFRecord file"),
         (struct.pack("<QI", 2**40, masked(struct.pack("<Q", 2**40))), "damaged or not a TFRecord file"),
     ],
 )

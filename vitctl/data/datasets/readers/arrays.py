@@ -65,8 +65,8 @@ def _svhn_split(path: Path) -> Originals:
     pixels, digits = load_mat(path, "X", "y")
     if pixels.shape != (32, 32, 3, digits.size) or pixels.dtype != "uint8":
         raise DataError(
-            f"{path}: X is {pixels.dtype} {pixels.shape} for {digits.size} labels, should be uint8 (32, "
-            f"32, 3, N)"
+            path,
+            f"X is {pixels.dtype} {pixels.shape} for {digits.size} labels, should be uint8 (32, 32, 3, N)",
         )
     labels = check_labels(digits.astype(int), 11, path) % 10
     return Originals(
@@ -88,7 +88,7 @@ def _camelyon_split(root: Path, word: str) -> Originals:
     labels = check_labels(open_hdf5(targets, "y", os.getpid())[:], 2, targets)
     shape = open_hdf5(images, "x", os.getpid()).shape
     if shape != (len(labels), 96, 96, 3):
-        raise DataError(f"{images}: x is {shape} for {len(labels)} labels, should be (N, 96, 96, 3)")
+        raise DataError(images, f"x is {shape} for {len(labels)} labels, should be (N, 96, 96, 3)")
 
     def patch(row: int) -> bytes:
         return encode_png(np.asarray(open_hdf5(images, "x", os.getpid())[row]))
@@ -158,7 +158,7 @@ def read_sprites(path: Path) -> np.ndarray:
             pieces.append(np.packbits(pixels.reshape(-1, _SPRITE_SIDE**2), axis=1))
     bits = np.concatenate(pieces)
     if len(bits) != shape[0]:
-        raise DataError(f"{path}: {len(bits):,} whole images, should be {shape[0]:,}")
+        raise DataError(path, f"{len(bits):,} whole images, should be {shape[0]:,}")
     return bits
 
 
@@ -184,7 +184,7 @@ def _norb_split(root: Path, stem: str, task: str) -> Originals:
     pixels, info = read_norb(images), read_norb(targets)
     if pixels.shape[1:] != (2, 96, 96) or info.shape != (len(pixels), 4):
         raise DataError(
-            f"{root}: images are {pixels.shape} and info {info.shape}, should be (N, 2, 96, 96) and (N, 4)"
+            root, f"images are {pixels.shape} and info {info.shape}, should be (N, 2, 96, 96) and (N, 4)"
         )
     labels = {"azimuth": info[:, 2] // 2, "elevation": info[:, 1]}[task]
     degrees = {"azimuth": range(0, 360, 20), "elevation": range(30, 75, 5)}[task]
@@ -206,8 +206,9 @@ def read_norb(path: Path) -> np.ndarray:
     dtype, shape, start = _NORB_TYPES.get(magic), lengths[:num_axes], 8 + 4 * len(lengths)
     if dtype is None or len(data) - start != math.prod(shape) * dtype.itemsize:
         raise DataError(
-            f"{path}: not a complete NORB file of bytes or integers (type {magic:#x}, shape {shape}, "
-            f"{len(data)} bytes)"
+            path,
+            f"not a complete NORB file of bytes or integers (type {magic:#x}, shape {shape}, "
+            f"{len(data)} bytes)",
         )
     return np.frombuffer(data, dtype, offset=start).reshape(shape)
 
@@ -216,7 +217,7 @@ def _unpacked(path: Path) -> bytes:
     with open_regular(path, error=DataError) as packed, gzip.GzipFile(fileobj=packed) as file:
         data = file.read(limits.TABLE + 1)
     if len(data) > limits.TABLE:
-        raise DataError(f"{path}: holds more bytes than {limits.TABLE:,}")
+        raise DataError(path, f"holds more bytes than {limits.TABLE:,}")
     return data
 
 
@@ -282,13 +283,13 @@ def _batch(path: Path, entry: str, num_classes: int) -> tuple[np.ndarray, np.nda
     pixels = getattr(_entry(path, batch, "data"), "array", None)
     labels = check_labels(np.array(_entry(path, batch, entry)), num_classes, path)
     if pixels is None or pixels.shape != (len(labels), 3072):
-        raise DataError(f"{path}: data should be an array of {len(labels)} rows of 3072 bytes")
+        raise DataError(path, f"data should be an array of {len(labels)} rows of 3072 bytes")
     return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
 def _entry(path: Path, batch: dict[str, Any], name: str) -> Any:
     if name not in batch:
-        raise DataError(f"{path}: has no '{name}', should be a file of the Python release")
+        raise DataError(path, f"has no '{name}', should be a file of the Python release")
     return batch[name]
 
 
@@ -308,7 +309,7 @@ def unpickle(path: Path) -> dict[str, Any]:
     except DataError:
         raise
     except Exception as error:  # damaged pickles raise whatever their opcodes trip over
-        raise DataError(f"{path}: not a pickle of plain data ({' '.join(str(error).split())})") from None
+        raise DataError(path, f"not a pickle of plain data ({' '.join(str(error).split())})") from None
 
 
 class Bytes:
@@ -372,7 +373,7 @@ def read_dmlab(root: Path) -> dict[str, Originals]:
 def _dmlab_split(root: Path, split: str) -> Originals:
     paths = sorted(root.glob(f"dmlab-{split}.tfrecord*"))
     if not paths:
-        raise MissingOriginalsError(f"{root}: dmlab-{split}.tfrecord* is missing")
+        raise MissingOriginalsError(root, f"dmlab-{split}.tfrecord* is missing")
     places: list[tuple[Path, int, int]] = []
     keys, labels = [], []
     for path in paths:
@@ -392,7 +393,7 @@ def _dmlab_split(root: Path, split: str) -> Originals:
 def _only(example: dict[str, list[Any]], name: str, path: Path) -> Any:
     values = example.get(name, [])
     if len(values) != 1:
-        raise DataError(f"{path}: an example has {len(values)} values of '{name}', should have one")
+        raise DataError(path, f"an example has {len(values)} values of '{name}', should have one")
     return values[0]
 
 
@@ -408,11 +409,14 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
             length = int.from_bytes(header[:8], "little")
             if length > limits.RECORD or len(header) < _HEADER_BYTES:
                 raise DataError(
-                    f"{path}: damaged or not a TFRecord file, at byte {offset - len(header)}; copy it again"
+                    path,
+                    f"damaged or not a TFRecord file: a record of {length:,} bytes at byte "
+                    f"{offset - len(header)}, should be at most {limits.RECORD:,}",
+                    "copy it again",
                 )
             data = file.read(length)
             if len(data) < length or len(file.read(_FOOTER_BYTES)) < _FOOTER_BYTES:
-                raise DataError(f"{path}: truncated within the record at byte {offset}; copy it again")
+                raise DataError(path, f"truncated within the record at byte {offset}", "copy it again")
             yield offset, data
 
 

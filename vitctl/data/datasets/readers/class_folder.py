@@ -76,11 +76,11 @@ def sort_files(folder: Path) -> tuple[list[str], list[LeftOut], list[str]]:
         DataError: there is no such folder, or a folder cannot be read.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder")
+        raise DataError(folder, "no such folder")
 
     def refuse(error: OSError) -> None:
         raise DataError(
-            f"{error.filename}: cannot be read ({error.strerror}); make it readable, or move it away"
+            error.filename, f"cannot be read ({error.strerror})", "make it readable, or move it away"
         ) from None
 
     names, left_out, folders = list[str](), list[LeftOut](), list[str]()
@@ -177,7 +177,7 @@ def _layout(
     A place is the folder of its split, with a slash, or ""; the split; the path within.
     """
     if not names:
-        raise DataError(f"{source}: no images found, should hold <class>/<image> or train/<class>/<image>")
+        raise DataError(source, "no images found, should hold <class>/<image> or train/<class>/<image>")
     tops = sorted({name.partition("/")[0] for name in names})
     splits = [top for top in tops if top.lower() in ROLES]
     others = [top for top in tops if top not in splits]
@@ -188,7 +188,7 @@ def _layout(
         places = [(top + slash, ROLES[top.lower()], key) for top, slash, key in parts]
     keys = [key for *_, key in places]
     if outside := next((key for key in keys if "/" not in key), ""):
-        raise DataError(f"{source}: {outside} is not in a class folder, should be <class>/{outside}")
+        raise DataError(source, f"{outside} is not in a class folder, should be <class>/{outside}")
     doubts = _named_like_splits(named_so, others) or _splits_inside(keys)
     doubts = doubts or _nested(keys, source, in_splits=bool(splits))
     spelled = {(split, key.partition("/")[0]) for _, split, key in places}
@@ -348,7 +348,7 @@ def check_class_folders(folder: Path, folders: Sequence[str]) -> None:
             for names, what in ((missing, "missing"), (others, "unknown"))
             if names
         ]
-        raise DataError(f"{folder}: should hold {len(folders)} class folders; {'; '.join(problems)}")
+        raise DataError(folder, f"should hold {len(folders)} class folders; {'; '.join(problems)}")
 
 
 CALTECH101_SPLIT = "caltech101(vitctl-v1)"
@@ -378,7 +378,7 @@ def read_caltech101(root: Path) -> dict[str, Originals]:
         files = image_names(folder / name)
         if len(files) <= _CALTECH101_TRAIN_PER_CLASS:
             raise DataError(
-                f"{folder / name}: {len(files)} images, should be more than {_CALTECH101_TRAIN_PER_CLASS}"
+                folder / name, f"{len(files)} images, should be more than {_CALTECH101_TRAIN_PER_CLASS}"
             )
         train = set(generator.choice(files, _CALTECH101_TRAIN_PER_CLASS, replace=False).tolist())
         for file in files:

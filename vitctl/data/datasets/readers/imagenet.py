@@ -77,12 +77,12 @@ def read_imagenet(root: Path) -> dict[str, Originals]:
         if place is not None:
             images[split] = _images(place)
     if not images:
-        raise MissingOriginalsError(f"{root}: {', '.join(_ALL_PLACES)}: none is here")
+        raise MissingOriginalsError(root, f"{', '.join(_ALL_PLACES)}: none is here")
     wnids = class_list("imagenet")
     folders = [{item.key.partition("/")[0] for item in found if "/" in item.key} for found in images.values()]
     most = max(folders, key=len)
     if most and len(most) < len(wnids):
-        raise DataError(f"{root}: {len(most):,} class folders, should be {len(wnids):,}; unpack it again")
+        raise DataError(root, f"{len(most):,} class folders, should be {len(wnids):,}", "unpack it again")
     return {split: _split(root, found, wnids) for split, found in images.items()}
 
 
@@ -129,8 +129,9 @@ def _listed_wnids(root: Path, images: list[Item]) -> list[str]:
         path = need(root, *_LABEL_LISTS, archive=_LABEL_ARCHIVE)
         num_lines = len(read_lines(path))
         raise DataError(
-            f"{path}: {num_lines:,} lines, {len(absent):,} of {len(images):,} images have no label, first "
-            f"{absent[0]}"
+            path,
+            f"{num_lines:,} lines, {len(absent):,} of {len(images):,} images have no label, first "
+            f"{absent[0]}",
         )
     return [listed[Path(item.key).stem] for item in images]
 
@@ -181,9 +182,7 @@ def read_imagenet21k(root: Path) -> dict[str, Originals]:
     items = archive_items(whole) if whole else []
     items = items or _synsets_side_by_side(root)
     if not items:
-        raise MissingOriginalsError(
-            f"{root}: {', '.join(_21K_ARCHIVES)}, <wnid>.tar or <wnid>/: none is here"
-        )
+        raise MissingOriginalsError(root, f"{', '.join(_21K_ARCHIVES)}, <wnid>.tar or <wnid>/: none is here")
     wnids = [item.key.split("/")[-2:][0] for item in items]  # a folder around the synsets does not matter
     return {"train": _of_wnids(items, wnids, class_list("imagenet21k"), root, "ImageNet-21k")}
 
@@ -246,7 +245,7 @@ def read_imagenet_c(root: Path) -> dict[str, Originals]:
         items = file_items(folder, names, labels)
         splits[name] = Originals(items, wnids, f"ImageNet-C, {name}, severities 1 to 5")
     if not splits:
-        raise MissingOriginalsError(f"{root}: {', '.join(CORRUPTIONS)}: none is here")
+        raise MissingOriginalsError(root, f"{', '.join(CORRUPTIONS)}: none is here")
     return splits
 
 
@@ -305,20 +304,20 @@ def _objectnet_names(mappings: Path) -> dict[str, str]:
                 shared = sorted(by_words[imagenet] for imagenet in to_imagenet[name].split("; "))
                 names[folder] = f"{name} ({' '.join(shared)})"
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{mappings}: the mappings do not match ({type(error).__name__}: {error})") from None
+        raise DataError(mappings, f"the mappings do not match ({type(error).__name__}: {error})") from None
     if len(names) != _OBJECTNET_CLASSES:
         raise DataError(
-            f"{mappings}: {len(names)} classes are shared with ImageNet, should be {_OBJECTNET_CLASSES}"
+            mappings, f"{len(names)} classes are shared with ImageNet, should be {_OBJECTNET_CLASSES}"
         )
     if outside := next((folder for folder in names if leads_out(folder)), None):
-        raise DataError(f"{mappings}: the folder {outside!r} is outside the folder of the images")
+        raise DataError(mappings, f"the folder {outside!r} is outside the folder of the images")
     return names
 
 
 def _json(path: Path) -> dict[str, Any]:
     table = parse_json(read_bytes(path), path, error=DataError)
     if not isinstance(table, dict):
-        raise DataError(f"{path}: should be a JSON table")
+        raise DataError(path, "should be a JSON table")
     return table
 
 
@@ -344,8 +343,9 @@ def read_real(path: Path) -> list[list[int]]:
     """
     if not path.is_file():
         raise DataError(
-            f"{path}: ReaL labels are missing; get them with `vitctl data prepare imagenet_real`, or "
-            f"from {REAL_URL}"
+            path,
+            "ReaL labels are missing",
+            f"get them with `vitctl data prepare imagenet_real`, or from {REAL_URL}",
         )
     try:
         sets = read_json(path, _MAX_REAL_BYTES, error=DataError)
@@ -353,7 +353,7 @@ def read_real(path: Path) -> list[list[int]]:
         sets = None
     if not isinstance(sets, list) or len(sets) != REAL_IMAGES or not all(map(_is_label_set, sets)):
         raise DataError(
-            f"{path}: should be a list of {REAL_IMAGES:,} lists of class numbers 0 to {REAL_CLASSES - 1}"
+            path, f"should be a list of {REAL_IMAGES:,} lists of class numbers 0 to {REAL_CLASSES - 1}"
         )
     return sets
 

@@ -89,10 +89,10 @@ def read_birds(root: Path) -> dict[str, Originals]:
         for name in ("classes", "images", "image_class_labels", "train_test_split")
     )
     if list(classes) != [str(number) for number in range(1, len(classes) + 1)]:
-        raise DataError(f"{folder / 'classes.txt'}: should number the classes from 1")
+        raise DataError(folder / "classes.txt", "should number the classes from 1")
     for name, table in (("image_class_labels", labels), ("train_test_split", is_train)):
         if table.keys() != images.keys():
-            raise DataError(f"{folder / name}.txt: should number the same images as images.txt")
+            raise DataError(f"{folder / name}.txt", "should number the same images as images.txt")
     splits = {}
     for split, word in (("train", "1"), ("test", "0")):
         numbers = [number for number, given in is_train.items() if given == word]
@@ -120,7 +120,7 @@ def read_flowers102(root: Path) -> dict[str, Originals]:
         ids = np.atleast_1d(numbers).astype(np.int64)
         if ids.size and not 1 <= ids.min() <= ids.max() <= len(labels):
             raise DataError(
-                f"{path}: image numbers run from {ids.min()} to {ids.max()}, should be 1 to {len(labels)}"
+                path, f"image numbers run from {ids.min()} to {ids.max()}, should be 1 to {len(labels)}"
             )
         names = [f"image_{number:05d}.jpg" for number in ids]
         items = file_items(images, names, labels[ids - 1].tolist())
@@ -144,7 +144,7 @@ def read_cars196(root: Path) -> dict[str, Originals]:
         images, path = need(root, f"cars_{split}"), need(root, *places)
         rows = np.atleast_1d(load_mat(path, "annotations")[0])
         if not {"class", "fname"} <= set(rows.dtype.names or ()):
-            raise DataError(f"{path}: annotations should have the fields class and fname")
+            raise DataError(path, "annotations should have the fields class and fname")
         labels = check_labels(np.array([int(number) - 1 for number in rows["class"]]), len(class_names), path)
         names = [str(name) for name in rows["fname"]]
         keys = [name.rpartition(".")[0] for name in names]
@@ -208,10 +208,11 @@ def sun397_split(paths: Sequence[str]) -> dict[str, list[str]]:
     digest = hashlib.sha256("".join(f"{path}\n" for path in ordered).encode()).hexdigest()
     if digest != _SUN397_PATHS_SHA256:
         raise DataError(
-            f"these {len(ordered):,} images are not the {_SUN397_NUM_PATHS:,} of SUN397, whose split "
-            f"depends on the position of each path in the complete list; unpack SUN397.tar.gz again, or "
-            f"put sun397_tfds_tr.txt, _va.txt "
-            f"and _te.txt beside the images"
+            f"these {len(ordered):,} images are not the {_SUN397_NUM_PATHS:,} of SUN397, whose "
+            "split depends on the position of each path in the complete list",
+            fix=(
+                "unpack SUN397.tar.gz again, or put sun397_tfds_tr.txt, _va.txt and _te.txt beside the images"
+            ),
         )
     numbers = sun397_split_numbers()
     return {
@@ -312,9 +313,9 @@ def _kitti_drives(mapping: Path) -> list[str]:
     try:
         lines = [int(number) for number in "".join(read_lines(path)).split(",")]
     except ValueError:
-        raise DataError(f"{path}: should be line numbers separated by commas") from None
+        raise DataError(path, "should be line numbers separated by commas") from None
     if not all(1 <= line <= len(frames) for line in lines):
-        raise DataError(f"{path}: line numbers should be 1 to {len(frames)}")
+        raise DataError(path, f"line numbers should be 1 to {len(frames)}")
     return [frames[line - 1][1] for line in lines]
 
 
@@ -322,7 +323,7 @@ def _kitti_label(path: Path) -> int:
     try:
         depths = [np.float32(row[13]) for row in read_fields(path, 15) if row[0] in _VEHICLES]
     except ValueError:
-        raise DataError(f"{path}: column 14 should be the distance in metres") from None
+        raise DataError(path, "column 14 should be the distance in metres") from None
     return int(np.searchsorted(_KITTI_BORDERS, min(depths, default=_NO_VEHICLE), side="left"))
 
 
@@ -357,10 +358,10 @@ def _retinopathy_split(folder: Path, path: Path, usage: str) -> Originals:
     rows = list(csv.DictReader(read_lines(path)))
     columns = ("image", "level", "Usage") if usage else ("image", "level")
     if not rows or any(row.get(name) is None for row in rows for name in columns):
-        raise DataError(f"{path}: every row should have the columns {', '.join(columns)}")
+        raise DataError(path, f"every row should have the columns {', '.join(columns)}")
     rows = [row for row in rows if not usage or row["Usage"] == usage]
     if not rows:
-        raise DataError(f"{path}: no row has Usage {usage}")
+        raise DataError(path, f"no row has Usage {usage}")
     labels = numbered_labels((row["level"] for row in rows), len(_RETINOPATHY_CLASSES), path, first=0)
     keys = [row["image"] for row in rows]
     photographs = file_items(folder, [f"{key}.jpeg" for key in keys], labels, keys)

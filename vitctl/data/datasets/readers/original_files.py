@@ -60,7 +60,7 @@ def need(root: Path, *places: str, archive: str = "") -> Path:
             return root / place
     missing = f"{root}: {' or '.join(places)} is missing"
     if archive:
-        raise DataError(f"{missing}; unpack here: {archive}")
+        raise DataError(missing, fix=f"unpack here: {archive}")
     raise MissingOriginalsError(missing)
 
 
@@ -83,12 +83,12 @@ def file_items(
     """
     outside = next((name for name in names if leads_out(name)), None)
     if outside is not None:
-        raise DataError(f"{folder}: the listed image {outside[:100]!r} is outside this folder")
+        raise DataError(folder, f"the listed image {outside[:100]!r} is outside this folder")
     sizes = [file_size(folder / name) for name in names]
     absent = [name for name, size in zip(names, sizes, strict=True) if size is None]
     if absent:
         raise DataError(
-            f"{folder}: {len(absent):,} of {len(names):,} listed images are missing, the first is {absent[0]}"
+            folder, f"{len(absent):,} of {len(names):,} listed images are missing, the first is {absent[0]}"
         )
     return [
         Item(key, int(label), partial(read_bytes, folder / name), size)
@@ -125,7 +125,7 @@ def archive_items(path: Path) -> list[Item]:
     """
     packed = read_archive(path)
     for one in packed.left_out:
-        raise DataError(f"{path}: {one_line(one.name)} is {one.reason}; pack it as a plain file")
+        raise DataError(path, f"{one_line(one.name)} is {one.reason}", "pack it as a plain file")
     return [packed.item(*file) for file in packed.files]
 
 
@@ -150,7 +150,7 @@ def read_archive(path: Path) -> Packed:
                 packed.left_out.extend(replace(one, name=f"{prefix}/{one.name}") for one in inner.left_out)
                 packed.folders.extend((prefix, *(f"{prefix}/{one}" for one in inner.folders)))
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        raise DataError(path, f"cannot be read ({error.strerror})") from None
     return packed
 
 
@@ -161,7 +161,7 @@ def _members(path: Path, file: IO[bytes]) -> Packed:
         with open_tar(file) as tar:
             for member in tar:
                 if leads_out(member.name):
-                    raise DataError(f"{path}: member {member.name!r} points outside the archive")
+                    raise DataError(path, f"member {member.name!r} points outside the archive")
                 name = normpath(member.name)
                 if member.isdir():
                     found.folders.append(name)
@@ -177,7 +177,7 @@ def _members(path: Path, file: IO[bytes]) -> Packed:
             check_end(path, tar)
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
-            f"{path}: not a complete, uncompressed tar file ({error}); unpack it, and give its folder"
+            path, f"not a complete, uncompressed tar file ({error})", "unpack it, and give its folder"
         ) from None
     folders = {*found.folders}
     if links:  # archives of other programs may have no headers of folders
@@ -220,18 +220,18 @@ def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
 def read_part(path: Path, offset: int, size: int) -> bytes:
     """Return `size` bytes from `offset` on. Raises DataError if that is too large or not all there."""
     if offset < 0:
-        raise DataError(f"{path}: a link to a file that is not in the archive")
+        raise DataError(path, "a link to a file that is not in the archive")
     if size > limits.IMAGE_FILE:
         raise DataError(
-            f"{path}: an image of {size} bytes at byte {offset}, should have at most {limits.IMAGE_FILE}"
+            path, f"an image of {size} bytes at byte {offset}, should have at most {limits.IMAGE_FILE}"
         )
     try:
         with open_regular(path, error=DataError) as file:
             data = os.pread(file.fileno(), size, offset)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        raise DataError(path, f"cannot be read ({error.strerror})") from None
     if len(data) != size:
-        raise DataError(f"{path}: truncated within the {size} bytes at offset {offset}; copy it again")
+        raise DataError(path, f"truncated within the {size} bytes at offset {offset}", "copy it again")
     return data
 
 
@@ -240,7 +240,7 @@ def read_lines(path: Path) -> list[str]:
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise DataError(f"{path}: should be a text file") from None
+        raise DataError(path, "should be a text file") from None
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -249,7 +249,7 @@ def read_fields(path: Path, num_fields: int) -> list[list[str]]:
     rows = [line.split() for line in read_lines(path)]
     short = next((row for row in rows if len(row) < num_fields), None)
     if short is not None:
-        raise DataError(f"{path}: line {' '.join(short)!r} should have at least {num_fields} columns")
+        raise DataError(path, f"line {' '.join(short)!r} should have at least {num_fields} columns")
     return rows
 
 
@@ -261,16 +261,16 @@ def load_mat(path: Path, *names: str) -> list[np.ndarray]:
     """
     scipy_io = library("scipy.io")
     if (size := path.stat().st_size) > limits.TABLE:
-        raise DataError(f"{path}: {size:,} bytes, should be at most {limits.TABLE:,}")
+        raise DataError(path, f"{size:,} bytes, should be at most {limits.TABLE:,}")
     try:
         variables = scipy_io.loadmat(path, squeeze_me=True, variable_names=names)
     except Exception as error:  # scipy raises many types for files that are something else
         raise DataError(
-            f"{path}: not a MATLAB file, download it again ({' '.join(str(error).split())})"
+            path, f"not a MATLAB file, download it again ({' '.join(str(error).split())})"
         ) from None
     absent = [name for name in names if name not in variables]
     if absent:
-        raise DataError(f"{path}: has no variable {', '.join(absent)}")
+        raise DataError(path, f"has no variable {', '.join(absent)}")
     return [np.asarray(variables[name]) for name in names]
 
 
@@ -293,8 +293,7 @@ def check_labels(labels: np.ndarray, num_classes: int, where: Path) -> np.ndarra
     wrong = labels[(labels < 0) | (labels >= num_classes)]
     if wrong.size:
         raise DataError(
-            f"{where}: {wrong.size:,} labels are out of range, the first is {wrong[0]} of "
-            f"{num_classes} classes"
+            where, f"{wrong.size:,} labels are out of range, the first is {wrong[0]} of {num_classes} classes"
         )
     return labels
 
@@ -308,7 +307,7 @@ def numbered_labels(words: Iterable[str], num_classes: int, where: Path, first: 
         labels = [int(word) - first for word in words]
     except ValueError:
         last = num_classes - 1 + first
-        raise DataError(f"{where}: every row should have a class number, {first} to {last}") from None
+        raise DataError(where, f"every row should have a class number, {first} to {last}") from None
     return list(check_labels(np.array(labels, np.int64), num_classes, where).tolist())
 
 
@@ -318,7 +317,7 @@ def class_labels(words: Sequence[str], class_names: Sequence[str], where: Path) 
     unknown = next((word for word in words if word not in numbers), None)
     if unknown is not None:
         raise DataError(
-            f"{where}: {unknown} is not one of the {len(numbers):,} classes, such as {class_names[0]}"
+            where, f"{unknown} is not one of the {len(numbers):,} classes, such as {class_names[0]}"
         )
     return [numbers[word] for word in words]
 
@@ -398,8 +397,9 @@ def _check_digest(archive: Archive, path: Path) -> None:
     if found != wanted:
         path.unlink()
         raise DataError(
-            f"{archive.url}: its {algorithm} is {found[:16]}..., should be {wanted[:16]}...; removed; run "
-            f"again to download it"
+            archive.url,
+            f"its {algorithm} is {found[:16]}..., should be {wanted[:16]}...; removed",
+            "run again to download it",
         )
 
 
@@ -430,7 +430,7 @@ def _extract(path: Path, name: str, into: Path) -> None:
         EOFError,
         OSError,
     ) as error:
-        raise DataError(f"{path}: cannot be unpacked ({' '.join(str(error).split())})") from None
+        raise DataError(path, f"cannot be unpacked ({' '.join(str(error).split())})") from None
 
 
 def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain: bool) -> int:
@@ -444,16 +444,16 @@ def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain:
     """
     if not is_plain:
         raise DataError(
-            f"{path}: {one_line(name)} is a link or a device; image archives may hold only files and folders"
+            path, f"{one_line(name)} is a link or a device; image archives may hold only files and folders"
         )
     if leads_out(name) or has_control(name):
         raise DataError(
-            f"{path}: {one_line(name)} points outside the archive, or is not a plain name; not unpacked"
+            path, f"{one_line(name)} points outside the archive, or is not a plain name; not unpacked"
         )
     if not 0 <= num_bytes <= most:
         raise DataError(
-            f"{path}: declares more than {_MAX_RATIO} times its packed size, plus {limits.UNPACKED:,}; "
-            f"not unpacked"
+            path,
+            f"declares more than {_MAX_RATIO} times its packed size, plus {limits.UNPACKED:,}; not unpacked",
         )
     return most - num_bytes
 
@@ -464,6 +464,6 @@ def _gunzip(path: Path, target: Path, most: int) -> None:
             most -= len(piece)
             if most < 0:
                 raise DataError(
-                    f"{path}: over {_MAX_RATIO} times its packed size, plus {limits.UNPACKED:,}; not unpacked"
+                    path, f"over {_MAX_RATIO} times its packed size, plus {limits.UNPACKED:,}; not unpacked"
                 )
             file.write(piece)

@@ -53,18 +53,19 @@ def read_table(path: Path) -> dict[str, Originals]:
             reader.fieldnames = columns = _plain(columns)
         if not delimiter:
             raise DataError(
-                f"{path}: columns are {one_line(','.join(columns)[:200])}, should be path,label or "
-                f"path,label,split; if images may have several labels: labels, with values such as a;b"
+                path,
+                f"columns are {one_line(','.join(columns)[:200])}, should be path,label or path,label,split",
+                "if images may have several labels: labels, with values such as a;b",
             )
         for row in reader:
             filled = [(row.get(name) or "").strip() for name in columns if name not in ("split", GROUP)]
             if None in row or not all(filled):
-                raise DataError(f"{path}: line {reader.line_num}: should have {len(columns)} filled columns")
+                raise DataError(path, f"line {reader.line_num}: should have {len(columns)} filled columns")
             rows.append(row)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read as a table ({error})") from None
+        raise DataError(path, f"cannot be read as a table ({error})") from None
     if not rows:
-        raise DataError(f"{path}: lists no images")
+        raise DataError(path, "lists no images")
     return _read_rows(path, rows)
 
 
@@ -84,7 +85,7 @@ def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
     sizes = [file_size(path.parent / row["path"]) for row in rows]
     missing = [row["path"] for row, size in zip(rows, sizes, strict=True) if size is None]
     if missing:
-        raise DataError(f"{path}: {len(missing)} of {len(rows)} files are missing, the first is {missing[0]}")
+        raise DataError(path, f"{len(missing)} of {len(rows)} files are missing, the first is {missing[0]}")
     several = "labels" in rows[0]
     labels = [row["labels" if several else "label"] for row in rows]
     joined = (
@@ -92,9 +93,10 @@ def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
     )
     if joined:
         raise DataError(
-            f"{path}: {len(joined):,} of {len(rows):,} values of the column 'label' have a ';', the first is "
-            f"{str(joined[0])[:100]!r}: name the column 'labels' if these are several labels, "
-            f"or remove the ';'"
+            path,
+            f"{len(joined):,} of {len(rows):,} values of the column 'label' have a ';', the first "
+            f"is {str(joined[0])[:100]!r}: name the column 'labels' if these are several labels, "
+            "or remove the ';'",
         )
     names = [
         _label_names(_split_up(label) if several else label, f"{path}: {one_line(row['path'])}")
@@ -137,7 +139,7 @@ def _label_names(value: Any, where: str) -> tuple[str, ...]:
         text = same_name(str(one).strip())
         if not isinstance(one, str | int | float) or text.lower() in ("", "nan"):
             raise DataError(
-                f"{where} has the label {one_line(repr(one)[:100])}; give it a class, or -1 for none"
+                f"{where} has the label {one_line(repr(one)[:100])}", fix="give it a class, or -1 for none"
             )
         names.append(text.lstrip("0") or "0" if text.isascii() and text.isdecimal() else text)
     return tuple(names)
@@ -163,8 +165,9 @@ def _class_names(path: Path, labels: Iterable[Sequence[str]]) -> tuple[tuple[str
         numbers = {name: int(match[1]) for name, match in whole.items() if match and int(match[1]) >= -1}
         if odd := [name for name in names if name not in numbers]:
             raise DataError(
-                f"{path}: the label {odd[0]} is not a class number, 0 or more, or -1 for none; if it is a "
-                f"name, put a letter in front of all"
+                path,
+                f"the label {odd[0]} is not a class number, 0 or more, or -1 for none",
+                "if it is a name, put a letter in front of all",
             )
         names = list(_numbered(max([0, *numbers.values()]) + 1))
     return tuple(names), numbers | {"-1": -1}
@@ -212,7 +215,7 @@ def read_parquet(files: list[Path]) -> dict[str, Originals]:
     others = [path for path, word in words.items() if word not in ROLES]
     if others and len(others) < len(words):
         raise DataError(
-            f"{others[0]}: its name begins with no split, such as train or test; rename or move it"
+            others[0], "its name begins with no split, such as train or test", "rename or move it"
         )
     splits: dict[str, list[Path]] = {}
     for path, word in words.items():
@@ -227,13 +230,13 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
     for cells in parquet_dicts(path, open_parquet(path), batch_size=1024):
         row = dict(zip(_plain([*cells]), cells.values(), strict=True))
         if not row["path"] or row.get("label", row.get("labels")) in (None, []):
-            raise DataError(f"{path}: should have a path and a label in every row")
+            raise DataError(path, "should have a path and a label in every row")
         rows.append({**row, "path": str(row["path"])})
         num_bytes += sum(len(str(value)) for value in row.values())
         if num_bytes > limits.TABLE:  # a dictionary in the file makes much of little
-            raise DataError(f"{path}: holds more bytes of text than {limits.TABLE:,}")
+            raise DataError(path, f"holds more bytes of text than {limits.TABLE:,}")
     if not rows:
-        raise DataError(f"{path}: lists no images")
+        raise DataError(path, "lists no images")
     return rows
 
 
@@ -247,14 +250,14 @@ def _read_images(splits: Mapping[str, Sequence[Path]]) -> dict[str, Originals]:
         image, label = _image_and_label(path, table.schema_arrow.names)
         stored_names.setdefault(_names_in_metadata(table.schema_arrow.metadata or {}, label), path)
         if len(stored_names) > 1:
-            raise DataError(f"{path}: its class names are not those of {first.name}")
+            raise DataError(path, f"its class names are not those of {first.name}")
         for row in parquet_dicts(path, table, batch_size=64, columns=[image, label]):
             stored, number = row[image], row[label]
             data, name = (
                 (stored.get("bytes"), stored.get("path")) if isinstance(stored, dict) else (stored, "")
             )
             if not isinstance(data, bytes):
-                raise DataError(f"{path}: every row should hold an encoded image")
+                raise DataError(path, "every row should hold an encoded image")
             key = _WITH_WNID.sub(r"\1\2", name or "")
             given = _label_names(number, f"{path}: image {one_line(key) or len(rows[split])}")
             rows[split].append((key, given, isinstance(number, list), spool.size, len(data)))
@@ -270,8 +273,9 @@ def _read_images(splits: Mapping[str, Sequence[Path]]) -> dict[str, Originals]:
             key = key if are_unique else str(number)
             if odd := [label for label in given if label not in numbers]:
                 raise DataError(
-                    f"{first.parent}: image {one_line(key)} has label {one_line(odd[0])}, should be -1 to "
-                    f"{len(class_names) - 1}"
+                    first.parent,
+                    f"image {one_line(key)} has label {one_line(odd[0])}, should be -1 to "
+                    f"{len(class_names) - 1}",
                 )
             wanted = _label(given, numbers, several=several)
             items.append(Item(key, wanted, partial(spool.read, offset, size), size))
@@ -286,7 +290,7 @@ def _image_and_label(path: Path, columns: list[str]) -> tuple[str, str]:
         name = next((name for name in usual if name in columns), None)
         if name is None:
             raise DataError(
-                f"{path}: lacks a column with {what} ({', '.join(usual)}); found: {', '.join(columns)}"
+                path, f"lacks a column with {what} ({', '.join(usual)}); found: {', '.join(columns)}"
             )
         chosen.append(name)
     return chosen[0], chosen[1]
@@ -309,7 +313,7 @@ def need_pyarrow(path: Path) -> Any:
         import pyarrow.parquet
     except ModuleNotFoundError:
         raise DataError(
-            f"{path}: parquet needs pyarrow; install it with `pip install 'vitctl[data]'`"
+            path, "parquet needs pyarrow", "install it with `pip install 'vitctl[data]'`"
         ) from None
     return pyarrow
 
@@ -323,10 +327,10 @@ def open_parquet(path: Path) -> Any:
             file = pyarrow.parquet.ParquetFile(path)
             groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     except OSError as error:
-        raise DataError(f"{path}: not a complete parquet file ({error_text(error)})") from None
+        raise DataError(path, f"not a complete parquet file ({error_text(error)})") from None
     largest = max((group.total_byte_size for group in groups), default=0)
     if largest > limits.TABLE + path.stat().st_size:
-        raise DataError(f"{path}: a row group of {largest:,} bytes, should be at most {limits.TABLE:,}")
+        raise DataError(path, f"a row group of {largest:,} bytes, should be at most {limits.TABLE:,}")
     return file
 
 
@@ -337,7 +341,7 @@ def parquet_dicts(path: Path, table: Any, **how: Any) -> Iterator[dict[str, Any]
             for batch in table.iter_batches(**how):
                 yield from batch.to_pylist()
     except (OSError, MemoryError) as error:
-        raise DataError(f"{path}: damaged parquet file ({error_text(error)})") from None
+        raise DataError(path, f"damaged parquet file ({error_text(error)})") from None
 
 
 class _Spool:
