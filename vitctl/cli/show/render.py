@@ -79,7 +79,8 @@ class Screen:
         with suppress(Exception):  # a display error must not lose the result of a finished job
             self.view.stop()
             VIEW["lines"] = 0
-            self._print(_line(self.unprinted))
+            if self.unprinted:
+                self.console.print(escape(_line(self.unprinted)), soft_wrap=True)
 
     def report(self, record: Mapping[str, Any]) -> None:
         """Show one log record.
@@ -87,35 +88,30 @@ class Screen:
         Raises:
             OSError: the screen cannot be written; raised once, later output is dropped.
         """
-        self._show(record)
-        raise_output_error()
+        try:
+            kind, line = record["kind"], _line(record)
+            if self.console.is_terminal:
+                self._update(record)
+                is_end = kind == "train" and record["step"] == record["total_steps"]
+                if kind in _BRIEF and not is_end:
+                    return
+            elif "loss" in record:  # a logged step, or the current one; not every current step is shown
+                if kind == "now" and time.monotonic() - self.printed < _SILENT_SECONDS:
+                    return
+                self.printed = time.monotonic()
+            elif kind == "now" and record.get("text", self.waiting_for) != self.waiting_for:
+                self.waiting_for = record["text"]
+                line = f"{self.waiting_for} ..."
+            task = f"{record['task']}: " if "task" in record and kind != "task" else ""
+            if line:
+                self.console.print(escape(task + line), soft_wrap=True)
+        finally:
+            raise_output_error()
 
     def report_foreign(self, record: Mapping[str, Any]) -> None:
         """Show a record that was read from a file, or nothing if the record is malformed."""
         with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            self._show(record)
-        raise_output_error()
-
-    def _show(self, record: Mapping[str, Any]) -> None:
-        kind, line = record["kind"], _line(record)
-        if self.console.is_terminal:
-            self._update(record)
-            is_end = kind == "train" and record["step"] == record["total_steps"]
-            if kind in _BRIEF and not is_end:
-                return
-        elif "loss" in record:  # a logged step, or the current one; not every current step is shown
-            if kind == "now" and time.monotonic() - self.printed < _SILENT_SECONDS:
-                return
-            self.printed = time.monotonic()
-        elif kind == "now" and record.get("text", self.waiting_for) != self.waiting_for:
-            self.waiting_for = record["text"]
-            line = f"{self.waiting_for} ..."
-        task = f"{record['task']}: " if "task" in record and kind != "task" else ""
-        self._print(line and task + line)
-
-    def _print(self, text: str) -> None:
-        if text:
-            self.console.print(escape(text), soft_wrap=True)
+            self.report(record)
 
     def _update(self, record: Mapping[str, Any]) -> None:
         """Update the view."""
@@ -195,6 +191,8 @@ def _line(record: Mapping[str, Any]) -> str:
     step = f"step {record['step']}  " if kind == "fewshot" and record["step"] else ""
     notes = "".join(f"\n  note: {note}" for note in record["notes"]) if kind == "export" else ""
     line = _LABELS if kind == "evaluate" and "labels" in record else _LINES.get(kind, "")
+    if not line:
+        return ""
     if record.get("chance", 0) >= 0.2:  # of five classes or fewer
         line = line.partition(", top-5")[0]
     if kind == "probe" and not record.get("chosen"):  # its accuracy is in the table
