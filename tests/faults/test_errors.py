@@ -2,9 +2,11 @@
 complete, and nothing else.
 """
 
+import copy
 import errno
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +31,8 @@ from tests.conftest import (
 from tests.faults.conftest import assert_same, prepared, warnings
 from tests.harmed import poisoned
 from tests.matrix import few
+from vitctl import load_model, open_split
+from vitctl.data.datasets.catalog import find_data_set
 from vitctl.engine import evaluation, losses, optimizer, trainer, update
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.journal import CHECKPOINTS
@@ -36,6 +40,7 @@ from vitctl.engine.log import SKIPPED, RunLog
 from vitctl.engine.state import RunState
 from vitctl.errors import DataError, LaunchError, VitctlError, explained, writing
 from vitctl.launch.worker import work
+from vitctl.recipe.load import Override, load_recipe
 from vitctl.system.pool import run_tasks
 
 
@@ -45,9 +50,51 @@ from vitctl.system.pool import run_tasks
 def test_explained__where_what_and_how_to_fix(code: int) -> None:
     text = explained(OSError(code, os.strerror(code), "a/b"), "elsewhere", "go on")
     assert isinstance(text, LaunchError)
-    where, what, how = str(text).replace("; ", ": ", 1).split(": ")
-    assert (where, what) == ("a/b", os.strerror(code).lower())
-    assert how.endswith(", then go on") and "\n" not in str(text)
+    assert (text.where, text.what) == ("a/b", os.strerror(code).lower())
+    assert text.fix.endswith(", then go on") and "\n" not in str(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (("a.toml", "unknown key x", "leave it out"), "a.toml: unknown key x; leave it out"),
+        (("a.toml", "unknown key x", ""), "a.toml: unknown key x"),
+        (("", "no image", "add one"), "no image; add one"),
+        (("", "no image: none", ""), "no image: none"),
+    ],
+)
+def test_error__has_fields_that_its_text_is_made_of(fields: tuple[str, ...], text: str) -> None:
+    for error in (made := DataError(*fields), pickle.loads(pickle.dumps(made)), copy.copy(made)):
+        assert (error.where, error.what, error.fix, str(error)) == (*fields, text)
+    made.passing(True)
+    assert pickle.loads(pickle.dumps(made)).passes
+    assert (DataError("all of it", fix="do so").where, DataError("all of it").what) == ("", "all of it")
+
+
+@pytest.mark.parametrize(
+    ("call", "where", "what", "fix"),
+    [
+        (lambda: load_recipe("jft_b61"), "", "no recipe is called 'jft_b61'", "did you mean jft_b16"),
+        (lambda: load_recipe("gone.toml"), "gone.toml", "no such recipe file", ""),
+        (
+            lambda: load_recipe("smoke", [Override("loss.smothing", 1)]),
+            "--set",
+            "unknown key loss.smothing",
+            "did",
+        ),
+        (lambda: open_split("train", path="nowhere"), "nowhere", "no such folder", ""),
+        (lambda: load_model("nowhere"), "nowhere", "no such weights", "give a run folder"),
+        (lambda: find_data_set("pest"), "", "no data set is called 'pest'", "did you mean pets?"),
+    ],
+)
+def test_error__of_a_call_says_where_what_and_how_to_fix(
+    call: Callable[[], Any], where: str, what: str, fix: str
+) -> None:
+    with pytest.raises(VitctlError) as caught:
+        call()
+    error = caught.value
+    assert (error.where, error.what) == (where, what)
+    assert error.fix.startswith(fix) and (error.fix or not fix)
 
 
 def test_explained__the_error_of_a_full_disk_names_no_file() -> None:

@@ -135,7 +135,7 @@ def test_load_recipe__names_every_problem_at_once(tmp_path: Path) -> None:
         (('[loss]\nname = "softmax"', ""), "a.toml: loss is missing"),
         (
             ('job = "pretrain"', 'job = "pretrian"'),
-            "a.toml:1: job = 'pretrian'; did you mean pretrain?; set it to one of",
+            "a.toml:1: job = 'pretrian'; did you mean pretrain? set it to one of",
         ),
         (('job = "pretrain"', ""), "a.toml: job is missing; set it to one of pretrain, finetune"),
         (('name = "B/16"', "name = B/16"), "a.toml: not valid TOML: Invalid value (at line 4, column 8)"),

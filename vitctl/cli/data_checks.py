@@ -565,12 +565,12 @@ def _test_sets(against: list[Path], place: Path) -> dict[str, Path]:
 
 def _splits(folder: Path) -> dict[str, Path]:
     from vitctl.data.shards.index import find_splits
-    from vitctl.data.source.locate import no_index_message
+    from vitctl.data.source.locate import no_index
     from vitctl.errors import DataError
 
     if _SCHEME.match(str(folder)):
         raise DataError(folder, "is an address; this command reads local folders only")
     splits = find_splits(folder)
     if not splits:
-        raise DataError(no_index_message(str(folder)))
+        raise no_index(str(folder))
     return splits

@@ -6,8 +6,8 @@ together.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, TypeVar
@@ -56,7 +56,7 @@ class Trainer:
     runtime: Runtime
     stop: StopFlag
     own: range
-    batches: Callable[..., Iterator[Batch]]
+    batches: Callable[..., Generator[Batch, None, None]]
     facts: dict[str, Any]
     state: RunState
     log: RunLog
@@ -92,7 +92,8 @@ class Trainer:
             trains = state.step < self.total_steps
             log.start(state.step, self.facts, state.resumed_from, trains=trains)
             if trains:
-                self.run_steps(self.batches(first_step=state.step))
+                with closing(self.batches(first_step=state.step)) as batches:  # ends its workers
+                    self.run_steps(batches)
             # 4. A signal after the last step still stops the run: it resumes at its result.
             stop_together(self.runtime, self.stop)
             state.counts.check_share(self.total_steps, log.folder / SKIPPED)

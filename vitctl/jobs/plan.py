@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from vitctl.data.datasets.catalog import find_data_set, known_size, no_data
-from vitctl.data.source.locate import locate_splits, no_index_message
+from vitctl.data.source.locate import locate_splits, no_index
 from vitctl.data.source.splits import select
 from vitctl.data.source.views import Source, check_labels
 from vitctl.engine.schedule import (
@@ -636,7 +636,7 @@ def _counted(data: Place, split: str) -> _Size:
         return _Size(len(source), len(source.class_names), shown, notes, source, image_bytes(source))
     known = known_size(data.dataset, split) if data.dataset and not (data.path or data.classes) else None
     if known is None and data.path:
-        raise DataError(no_index_message(data.path, split))
+        raise no_index(data.path, split)
     if known is None and not data.dataset:
         raise no_data()
     if known is None:

@@ -84,10 +84,9 @@ def find_recipe(name: str) -> Path:
         return folder / f"{name}.toml"
     if is_name and (folder / "sweeps" / f"{name}.toml").is_file():
         raise RecipeError(f"no recipe is called '{name}', a sweep is", fix=f"type `vitctl sweep {name}`")
-    raise RecipeError(
-        f"no recipe is called '{name}'{_suggest(name, recipe_names()) or ';'} `vitctl recipes list` shows "
-        f"them all"
-    )
+    near = did_you_mean(nearest(name, recipe_names()))
+    fix = f"{near} `vitctl recipes list` shows them all".lstrip()
+    raise RecipeError(f"no recipe is called '{name}'", fix=fix)
 
 
 def parse_override(text: str) -> Override:
@@ -294,21 +293,24 @@ def _check(values: dict[str, Any], origins: Mapping[str, str], name: str) -> Rec
     job = values.get("job")
     if not isinstance(job, str) or job not in JOBS:
         where = origins.get("job", name)
-        said = f"job = {job!r}{_suggest(str(job), list(JOBS))}" if job is not None else "job is missing"
-        raise RecipeError(where, said, f"set it to one of {', '.join(JOBS)}")
+        said = "job is missing" if job is None else f"job = {job!r}"
+        near = did_you_mean(nearest(str(job), JOBS))
+        raise RecipeError(where, said, f"{near} set it to one of {', '.join(JOBS)}".lstrip())
     schema = JOBS[job]
     try:
         return schema.model_validate(values)
     except ValidationError as error:
         problems = [_problem(detail, schema, origins, name) for detail in error.errors()]
-        title = (
-            f"recipe '{name}' has {count_text(len(problems), 'problem')}:\n  " if len(problems) > 1 else ""
-        )
-        raise RecipeError(title + "\n  ".join(problems)) from None
+        if len(problems) == 1:
+            raise problems[0] from None
+        title = f"recipe '{name}' has {count_text(len(problems), 'problem')}:"
+        raise RecipeError("\n  ".join([title, *map(str, problems)])) from None
 
 
-def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str, str], name: str) -> str:
-    """Describe a problem in one line: where, what, and how to fix it."""
+def _problem(
+    detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str, str], name: str
+) -> RecipeError:
+    """Describe one problem."""
     key = ".".join(str(part) for part in detail["loc"])
     value = detail.get("input")
     related = [o for k, o in origins.items() if k.startswith(key + ".") or key.startswith(k + ".")]
@@ -318,33 +320,31 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
     where = origins.get(key) or next(iter(flags + related), name)
     match detail["type"]:
         case "extra_forbidden" if key in REMOVED:
-            return f"{where}: unknown key {key}: it was removed; {REMOVED[key].instead}"
+            return RecipeError(where, f"unknown key {key}: it was removed", REMOVED[key].instead)
         case "extra_forbidden":
             *tables, _ = key.split(".")
             known = ", ".join(_fields(schema, tables))
-            return f"{where}: unknown key {key}; {_instead(key, schema) or f'known here: {known}'}"
+            return RecipeError(where, f"unknown key {key}", _instead(key, schema) or f"known here: {known}")
         case "literal_error" if key in REMOVED and value in (*REMOVED[key].values,):
-            return f"{where}: {key} = {value!r} was removed; {REMOVED[key].instead}"
+            return RecipeError(where, f"{key} = {value!r} was removed", REMOVED[key].instead)
         case "missing":
-            return f"{where}: {key} is missing; set it in the recipe, or override it"
+            return RecipeError(where, f"{key} is missing", "set it in the recipe, or override it")
         case "model_type":
             inside = _fields(schema, key.split("."))
             if not inside:  # an element of a list of tables
-                return (
-                    f"{where}: {key} = {_shown(value)} should be a table; "
-                    "`vitctl recipes explain` shows what is in it"
-                )
-            return f"{where}: {key} is a section, not a value; set what is in it, e.g. {key}.{inside[0]}"
+                fix = "`vitctl recipes explain` shows what is in it"
+                return RecipeError(where, f"{key} = {_shown(value)} should be a table", fix)
+            fix = f"set what is in it, e.g. {key}.{inside[0]}"
+            return RecipeError(where, f"{key} is a section, not a value", fix)
         case "value_error":
             said = str(detail["ctx"]["error"])
             if (named := origins.get(f"{key}.{said.split()[0]}")) in flags:  # the rule names its key first
                 where = str(named)
-            return f"{where}: {key + ': ' if key else ''}{said}"
+            what, _, fix = said.rpartition("; ") if "; " in said else (said, "", "")
+            return RecipeError(where, f"{key + ': ' if key else ''}{what}", fix)
         case _:
-            return (
-                f"{where}: {key} = {_shown(value)} is not allowed: "
-                f"{detail['msg'][0].lower()}{detail['msg'][1:]}{_hint(detail)}"
-            )
+            reason = f"{detail['msg'][0].lower()}{detail['msg'][1:]}"
+            return RecipeError(where, f"{key} = {_shown(value)} is not allowed: {reason}", _hint(detail))
 
 
 def _instead(key: str, schema: type[BaseModel]) -> str:
@@ -368,9 +368,9 @@ def _hint(detail: ErrorDetails) -> str:
     """
     value = detail.get("input")
     if detail["type"] == "literal_error" and isinstance(value, str):
-        return _suggest(value, re.findall("'(.*?)'", detail["ctx"]["expected"]))
+        return did_you_mean(nearest(value, re.findall("'(.*?)'", detail["ctx"]["expected"])))
     whole = detail["type"].startswith("int") and isinstance(value, float) and value.is_integer()
-    return f"; write {int(value)}" if whole else ""
+    return f"write {int(value)}" if whole else ""
 
 
 def _fields(schema: type[BaseModel], tables: list[str]) -> list[str]:
@@ -402,11 +402,6 @@ def takes(key: str, text: str) -> bool:
     except ValidationError as error:
         return not any(".".join(map(str, problem["loc"])).startswith(key) for problem in error.errors())
     return True
-
-
-def _suggest(word: str, known: list[str]) -> str:
-    near = nearest(word, known)
-    return f"; {did_you_mean(near)}" if near else ""
 
 
 def _shown(value: Any) -> str:

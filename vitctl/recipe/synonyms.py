@@ -258,7 +258,7 @@ SYNONYMS = {
     "train_split": Synonym("data.train_split"),
     "train_val_split": Synonym(
         "data.train_split, data.eval_split",
-        "0.15: 'train[:85% of each class]' and 'train[85%: of each class]'",
+        "0.15: train with [:85% of each class] and with [85%: of each class]",
     ),
     "max_train_samples": Synonym("data.subset_images"),
     "fraction": Synonym("data.subset_fraction"),

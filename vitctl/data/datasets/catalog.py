@@ -23,7 +23,7 @@ from vitctl.data.datasets.vtab import (
     names_digest,
 )
 from vitctl.data.shards.index import find_splits
-from vitctl.data.source.locate import check_one_kind, locate_splits, no_index_message, tars
+from vitctl.data.source.locate import check_one_kind, locate_splits, no_index, tars
 from vitctl.data.source.splits import resolve, select
 from vitctl.data.source.stores import ShardSource, SyntheticSource, open_index
 from vitctl.data.source.views import Source, source_texts, split_sources
@@ -130,7 +130,7 @@ def open_split(
     folder = path or str(_folder(split, dataset, root, scratch))
     splits = locate_splits(folder, split, makes_index=bool(path))
     if path and not splits:
-        raise DataError(no_index_message(path, split))
+        raise no_index(path, split)
     if dataset and not path and "train800" in splits:
         split = in_vtab1k(split, find_data_set(dataset).name)
     try:

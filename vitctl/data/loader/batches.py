@@ -2,7 +2,7 @@
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
@@ -119,7 +119,7 @@ def train_batches(
     checksums: bool = False,
     pinned: bool = False,
     outages: bool = False,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Iterate without end over the micro-batches of one process, from any step on.
 
     Step s trains on positions `s * batch_size` to `(s + 1) * batch_size` of the order; a process takes its
@@ -174,7 +174,7 @@ def train_batches(
         source, order, transform, seed, needs_labels, checksums, is_remote(source), own, outages
     )
     batches = _batches(samples, positions(), num_workers, pinned)
-    return map(_with_neighbour, batches) if neighbours else batches
+    return (_with_neighbour(batch) for batch in batches) if neighbours else batches
 
 
 def take(batches: Iterator[Batch], share: int, missed: Callable[[str], None] | None = None) -> list[Batch]:
@@ -429,7 +429,7 @@ def _batch(
 
 def _batches(
     samples: Dataset[Batch], positions: Iterator[list[int]], num_workers: int, pinned: bool
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     loader: DataLoader[Any] = DataLoader(
         samples,
         batch_sampler=positions,

@@ -54,7 +54,7 @@ from vitctl.system.remote import (
     read_file,
     transfer,
 )
-from vitctl.system.text import count_text, nearest, one_line, typed
+from vitctl.system.text import count_text, did_you_mean, nearest, one_line, typed
 
 INDEXED = "indexed by vitctl"  # the provenance of shards without an index, which is otherwise unknown
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -124,7 +124,7 @@ def locate_all_splits(text: str) -> dict[str, SplitLocation]:
             f"no index.json there, nor in {', '.join(_LOOKED_FOR)}",
             "give the address of a folder of shards or of one split",
         )
-    raise DataError(no_index_message(text))
+    raise no_index(text)
 
 
 def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[str, SplitLocation]:
@@ -172,20 +172,17 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
     return {name: replace(place, shards=chosen) for name, place in found.items()}
 
 
-def no_index_message(path: str, split: str = "train") -> str:
-    """Return the error message for a location without an index, with how to fix it, in one line."""
+def no_index(path: str, split: str = "train") -> DataError:
+    """Return the error of a location without an index, with how to fix it."""
     if is_remote(path):
-        return (
-            f"{path}: neither index.json nor {split}/index.json there; `vitctl data index URL... --out "
-            f"FOLDER` "
-            "writes one"
-        )
+        what = f"neither index.json nor {split}/index.json there"
+        return DataError(path, what, "`vitctl data index URL... --out FOLDER` writes one")
     folder = Path(path)
     if not folder.exists():
         near = nearest(folder.name, [one.name for one in folder.parent.glob("*/")], 1)
-        return f"{path}: no such folder{f'; did you mean {folder.parent / near[0]}?' if near else ''}"
+        return DataError(path, "no such folder", did_you_mean(str(folder.parent / name) for name in near))
     if folder.is_dir() and not any(folder.iterdir()):
-        return f"{path}: is empty; should be a folder of shards made by `vitctl data shards`"
+        return DataError(path, "is empty", "should be a folder of shards made by `vitctl data shards`")
     shard = next(tars(folder), None)
     is_file = not folder.is_dir()
     inside = [folder] if is_file else [*folder.iterdir()]
@@ -193,15 +190,16 @@ def no_index_message(path: str, split: str = "train") -> str:
         out = typed(f"{folder.with_suffix('') if is_file else path.rstrip('/')}-shards")
         tables = [one for one in inside if one.suffix.lower() in (".csv", ".tsv")]
         source = path if any(one.is_dir() for one in inside) or not tables else tables[0]
-        return (
-            f"{path}: holds no shards; make them with `vitctl data shards {typed(source)} {out}`, then give "
-            f"{out} instead"
-        )
+        fix = f"make them with `vitctl data shards {typed(source)} {out}`, then give {out} instead"
+        return DataError(path, "holds no shards", fix)
     if shard is None:
-        return f"{path}: holds no shards; {_UNPACK if is_file else 'put its images into class folders'}"
-    return (
-        f"{path}: no shards with an index here; make them with `vitctl data shards SOURCE {path}`, "
-        f"or index those you have with `vitctl data index {shard.parent if shard else path}`"
+        fix = _UNPACK if is_file else "put its images into class folders"
+        return DataError(path, "holds no shards", fix)
+    return DataError(
+        path,
+        "no shards with an index here",
+        f"make them with `vitctl data shards SOURCE {path}`, or index those you have with `vitctl data index "
+        f"{shard.parent}`",
     )
 
 

@@ -18,7 +18,7 @@ from vitctl.data.datasets.catalog import find_data_set, missing_shards, open_ori
 from vitctl.data.datasets.readers.imagenet import is_part_of_imagenet
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.shards.index import find_splits
-from vitctl.data.source.locate import locate_splits, no_index_message, tars
+from vitctl.data.source.locate import locate_splits, no_index, tars
 from vitctl.data.source.splits import (
     NOT_TRAINED,
     ROLES,
@@ -476,7 +476,7 @@ def check_not_missing(recipe: Recipe) -> None:
         steps += [found[1] for text in missing.values() if (found := re.search("`(.+?)`", text))]
     command = typed_command(f"vitctl {recipe.job}")
     if data.path and not locate_splits(data.path, split, makes_index=False) and not Path(data.path).exists():
-        lacking.append(no_index_message(data.path, split))
+        lacking.append(str(no_index(data.path, split)))
     own = f"--data {typed(data.path)}" if data.path else " ".join(f"--dataset {row.name}" for row in rows)
     if recipe.job == "evaluate" and own not in (
         "",

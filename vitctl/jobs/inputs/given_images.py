@@ -21,7 +21,7 @@ from vitctl.data.images.image_types import IMAGE_EXTENSIONS, SYSTEM_FILE
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.inspect.overview import choose
 from vitctl.data.shards.index import find_splits
-from vitctl.data.source.locate import PACKED, TABLES, locate_all_splits, locate_splits, no_index_message, tars
+from vitctl.data.source.locate import PACKED, TABLES, locate_all_splits, locate_splits, no_index, tars
 from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source, sample_key
 from vitctl.data.writer.intake import LeftOut
@@ -120,7 +120,7 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | _
         if path.is_dir():
             return _in_folder(text, place, split, note)
         if path.suffix.lower() in (*TABLES, *PACKED):
-            raise DataError(no_index_message(text))
+            raise no_index(text)
         return [_shards(text, split, place, note)] if text.endswith(".tar") else [_File(text)]
     where, own = _parted(text)
     if own or _is_pattern_of_shards(where) or (is_remote(text) and split):
@@ -188,7 +188,7 @@ def _shards(text: str, split: str, place: Place, note: Note) -> Source:
 def _only_split(text: str) -> str:
     found = locate_all_splits(text) if is_remote(text) else locate_splits(text, "")
     if not found:
-        raise DataError(no_index_message(text))
+        raise no_index(text)
     if len(found) > 1:
         last = [*found][-1]
         raise DataError(
