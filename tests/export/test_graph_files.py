@@ -68,7 +68,7 @@ def test_onnx__agrees_with_every_family_at_any_batch(
 
 def test_onnx__keys_are_turned_in_two_steps(saved: Saved, exported: Exported, tmp_path: Path) -> None:
     """As OpenVINO takes them into its attention; `[B, N, H, Dh]` to `[B, H, Dh, N]` at once it does not."""
-    exported(saved("vit"), "onnx")
+    exported(saved("vit"), "onnx", **{"export.features": True})  # a graph that is exported above
     graph = onnx.load(tmp_path / "run" / "model.onnx").graph
     turns = {
         node.output[0]: (list(node.attribute[0].ints), node.input[0])
@@ -184,14 +184,16 @@ def test_onnx__large_weights_lie_beside(
 GIVEN = {"export.calibration_images": 8, "export.max_accuracy_loss": 0.2}
 
 
-@pytest.mark.parametrize("precision", ["float16", "int8"])
+@pytest.mark.parametrize(
+    ("precision", "inside"), [("float16", False), ("int8", False), *slow(("int8", True))]
+)
 def test_onnx__lower_precision_is_proven_by_accuracy(
-    saved: Saved, exported: Exported, tmp_path: Path, photos: Path, precision: str
+    saved: Saved, exported: Exported, tmp_path: Path, photos: Path, precision: str, inside: bool
 ) -> None:
     values = {
         "export.precision": precision,
         "data.path": str(photos),
-        "export.include_preprocess": precision == "int8",
+        "export.include_preprocess": inside,
     }
     result = exported(saved(), "onnx", **GIVEN, **values)
     own = result["metrics"]["scores"]["onnx"]
@@ -345,7 +347,7 @@ def test_program__runs_elsewhere(saved: Saved, exported: Exported, tmp_path: Pat
         # Weights that do not say are turned upright, as `predict` does.
         *slow(({"eval_method": "shorter_side", "eval_resize": 36, "resample": "bilinear"}, True, None)),
         ({"eval_method": "letterbox", "eval_resize": 0, "resample": "bicubic_antialias"}, False, True),
-        ({"eval_method": "letterbox", "eval_resize": 0, "resample": "area"}, True, True),
+        *slow(({"eval_method": "letterbox", "eval_resize": 0, "resample": "area"}, True, True)),
         ({"eval_method": "transformers", "eval_resize": 37, "resample": "lanczos"}, False, True),
         ({"eval_method": "square", "eval_resize": 0, "resample": "nearest"}, False, None),
     ],
