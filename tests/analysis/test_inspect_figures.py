@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.matrix import slow
 from vitctl.analysis.attention_maps import AttentionLayer
 from vitctl.analysis.inspect_figures import (
     Panel,
@@ -138,7 +139,7 @@ def test_sheet__has_every_image_beside_its_overlay() -> None:
     assert inside(figure)
 
 
-@pytest.mark.parametrize("num_classes", [0, 1, 3, 12])
+@pytest.mark.parametrize("num_classes", [0, 3, *slow(1, 12)])
 def test_pooling__colours_are_classes_where_there_are_few(num_classes: int) -> None:
     labels = torch.arange(24) % num_classes if num_classes else torch.full((24,), -1)
     names = [f"class {label}" for label in range(num_classes)]
