@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.matrix import slow
+from tests.models.tiny_models import VIT
 from vitctl.models.build import build
 from vitctl.models.flops import (
     computed_flops,
@@ -201,6 +202,11 @@ def test_computed_flops__are_those_that_torch_counts(kind: Config) -> None:
     reads_one = isinstance(kind, ViTConfig) and kind.classifier == "token"
     reads_one = reads_one and kind.position_embedding != "relative"
     assert (computed_flops(kind) < training_flops(kind, 1)) == reads_one
+
+
+def test_computed_flops__of_a_gated_mlp() -> None:
+    config = replace(VIT, mlp="swiglu")
+    assert computed_flops(config) == 6 * counted_macs(config, every_token=False)
 
 
 def test_count_macs__padded_is_what_torch_counts_for_masked_patches(masked: MaskedPatchConfig) -> None:

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.matrix import few
 from tests.models.weights.conftest import refused
 from vitctl.errors import CheckpointError
 from vitctl.models.build import build, resize_offset_bias, resize_position_embedding, resized
@@ -113,22 +112,7 @@ def assert_same_answers(weights: Weights, model: nn.Module, size: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.searchsorted", "ignore:Using a non-tuple")
-@pytest.mark.parametrize(
-    "name",
-    few(
-        [*FAMILIES],
-        "vit_small_patch14_reg4_dinov2",
-        "vit_small_plus_patch16_dinov3",
-        "vit_small_patch16_dinov3_qkvb",
-        "vit_base_patch16_siglip_gap_224",
-        "vit_base_patch32_siglip_256",
-        "vit_base_patch16_clip_quickgelu_224",
-        "vit_base_patch16_224",
-        "eva02_base_patch14_448",
-        "vit_base_patch16_rope_reg1_gap_256",
-        "beitv2_base_patch16_224",
-    ),
-)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_timm__computes_the_same_both_ways(name: str, tmp_path: Path) -> None:
     _, (size, other), wanted = FAMILIES[name]
     model = theirs(name)
