@@ -54,10 +54,14 @@ Run = Callable[..., Path]
 pytest_plugins = ["tests.trained"]
 
 
-hypothesis.settings.register_profile(
-    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("busy")  # an example takes as long as a machine with other work lets it
+for _name, _examples in (("few", 30), ("many", 200)):  # many: pytest --hypothesis-profile=many
+    hypothesis.settings.register_profile(
+        _name,
+        max_examples=_examples,
+        deadline=None,  # an example takes as long as a machine with other work lets it
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile("few")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -77,6 +81,7 @@ def pytest_collection_finish() -> None:
     """Exempt imports and collected tests from garbage collection, which every job ends with."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # what a test makes is small
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -59,10 +59,7 @@ def refused(name: str, folder: Path) -> str:
     return said[0]
 
 
-SHARDING = pytest.mark.parametrize("sharding", [*slow("none"), "fsdp"])
-
-
-@SHARDING
+@pytest.mark.parametrize("sharding", ["none", *slow("fsdp")])
 def test_resume__one_that_cannot_read_the_checkpoint(
     interrupted: Path, tiny_data: Path, tmp_path: Path, sharding: str
 ) -> None:
@@ -74,7 +71,7 @@ def test_resume__one_that_cannot_read_the_checkpoint(
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step_00000004", NEWEST]
 
 
-@SHARDING
+@pytest.mark.parametrize("sharding", [*slow("none"), "fsdp"])
 def test_resume__one_that_reads_other_numbers(
     interrupted: Path, tiny_data: Path, tmp_path: Path, sharding: str
 ) -> None:

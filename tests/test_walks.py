@@ -1,8 +1,6 @@
 """Few files take part in a training and in a prediction. Each number may only fall."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests import warm
 from tests.walked import LR
 
 MOST_FILES_TO_FIRST_STEP = 65  # goal: 45
@@ -26,7 +25,7 @@ def walked(folder: Path, *line: str) -> dict[str, Any]:
     """Run a command in a process of its own, which has read nothing yet, and return what it entered."""
     out = folder / "walk.json"
     command = [sys.executable, "-m", "tests.walked", str(out), *line, "--set", "machine.device=cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=240)
+    done = warm.run(command, capture_output=True, text=True, timeout=240)
     assert out.exists(), done.stderr
     return dict(json.loads(out.read_text()))
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from tests.conftest import TINY
+from tests.conftest import SHORT, TINY
+from vitctl.data.datasets import catalog
 from vitctl.data.datasets.readers import shapes
+from vitctl.data.datasets.vtab import MINI
+from vitctl.data.datasets.vtab_images import open_task
 from vitctl.data.writer.shard_writer import write_split
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
@@ -68,6 +72,19 @@ def one_process(pretrained: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def short(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny recipe in eight steps, saved after every second."""
+    values = {"data.path": str(tiny_data), **SHORT}
+    return made_once(tmp_path_factory, "short", lambda folder: do(TINY, folder, **values))
+
+
+@pytest.fixture
+def short_copy(short: Path, tmp_path: Path) -> Path:
+    """A copy of it, tmp_path/a, to be changed."""
+    return Path(shutil.copytree(short, tmp_path / "a"))
+
+
+@pytest.fixture(scope="session")
 def regularised(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pre-training with dropout and stochastic depth."""
     values = {"data.path": str(tiny_data), "model.dropout": 0.1, "model.drop_path": 0.2}
@@ -95,14 +112,38 @@ def job(pretrained: Path, tiny_data: Path, tmp_path: Path) -> Job:
     return run
 
 
-TASKS = {"vtab.tasks": ("digits", "shapes-count"), "schedule.total_steps": 2, "schedule.warmup_steps": 1}
+TASKS: dict[str, Any] = {
+    "vtab.tasks": ("digits", "shapes-count"),
+    "schedule.total_steps": 2,
+    "schedule.warmup_steps": 1,
+}
 
 
-def table(folder: Path, pretrained: Path, **values: Any) -> dict[str, Any]:
+@pytest.fixture(scope="session")
+def task_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shards of TASKS, which a suite would write into its run folder."""
+
+    def write(root: Path) -> None:
+        for task in MINI:
+            if task.name in TASKS["vtab.tasks"]:
+                open_task(task, root, scratch=root)
+
+    return made_once(tmp_path_factory, "tasks", write)
+
+
+def table(folder: Path, pretrained: Path, shards: Path, **values: Any) -> dict[str, Any]:
+    """Run the suite, which finds its own images written already."""
+
+    def copy(sets: dict[Path, Any]) -> None:
+        for place in sets:
+            shutil.copytree(shards / place.name, place, dirs_exist_ok=True)
+
     given = {
         **CPU,
         **TASKS,
         "machine.precision": "float32",
         "schedule.batch_size": 8,
     }
-    return do("vtab_mini", folder, **{**given, "weights.source": str(pretrained), **values})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalog, "write_ahead", copy)
+        return do("vtab_mini", folder, **{**given, "weights.source": str(pretrained), **values})

@@ -31,9 +31,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+import PIL.Image
+import typer.main
+
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = (
+    "numpy.ma",
+    "rich._emoji_codes",
     "torch._dynamo",
+    "torch.distributed.algorithms.ddp_comm_hooks",
+    "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "accelerate.commands.launch",
     "vitctl.cli.app",
@@ -43,10 +50,15 @@ IMPORTED = (
     "vitctl.export.export",
     "vitctl.jobs.fewshot",
     "vitctl.jobs.finetune",
+    "vitctl.jobs.plan",
     "vitctl.jobs.pretrain",
     "vitctl.jobs.vtab_suite",
+    "vitctl.launch.jobset",
     "vitctl.launch.launcher",
     "vitctl.launch.prepare_run",
+    "vitctl.models.roofline",
+    "vitctl.report.run_records",
+    "vitctl.report.sweep_table",
 )
 # What is forked where a process of this kind starts it.
 FORKED = re.compile(r"accelerate\.commands\.launch|vitctl(\.launch\.worker)?|tests\.launch\.\w+_worker")
@@ -296,6 +308,10 @@ def run_program(line: list[str]) -> NoReturn:
 if __name__ == "__main__":
     for name in IMPORTED:
         importlib.import_module(name)
+    PIL.Image.preinit()
+    typer.main.get_command = cache(typer.main.get_command)  # the commands are built once, too
+    typer.main.get_command(sys.modules["vitctl.cli.app"].app)
+    gc.set_threshold(50_000)
     gc.collect()
     gc.freeze()  # or every collection of garbage in a process would look through the imports, too
     request = serve(socket.socket(fileno=int(sys.argv[1])))

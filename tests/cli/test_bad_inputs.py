@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from tests.conftest import TINY
-from tests.matrix import slow
+from tests.matrix import few
 from vitctl.cli.app import main
 from vitctl.cli.show.console import CONSOLE
 from vitctl.engine.journal import read_run_json
@@ -258,14 +258,7 @@ def typed(
     return caught.value.code, printed.out, printed.err
 
 
-READS_WEIGHTS = [slip for slip in SLIPS if slip.typed.startswith("evaluate")]  # which takes a while
-ORDERED = sorted(SLIPS, key=READS_WEIGHTS.__contains__)
-LATER = len(SLIPS) - len(READS_WEIGHTS) + 3
-
-
-@pytest.mark.parametrize(
-    "slip", [*ORDERED[:LATER], *slow(*ORDERED[LATER:])], ids=[slip.typed[:70] for slip in ORDERED]
-)
+@pytest.mark.parametrize("slip", few({slip.typed: (slip,) for slip in SLIPS}, *[s.typed for s in SLIPS[::3]]))
 def test_slip(
     slip: Slip, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

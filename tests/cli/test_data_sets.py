@@ -55,12 +55,12 @@ def test_check__a_set_that_is_not_the_benchmarks(vitctl: Vitctl, root: Path) -> 
 
 
 def test_prepare__then_check_then_use(vitctl: Vitctl, tmp_path: Path) -> None:
-    said = vitctl("data", "prepare", "shapes-count")
+    said = vitctl("data", "prepare", "digits")
     assert (said.code, said.err) == (0, "")
-    assert said.out.endswith("ready: shapes-count, 1,000 train, 1,000 test\n")
-    said = vitctl("data", "check", "shapes-count")
+    assert said.out.endswith("ready: digits, 1,437 train, 360 test\n")
+    said = vitctl("data", "check", "digits")
     assert (said.code, said.out.splitlines()[-1]) == (0, "all is well")
-    assert (tmp_path / "data/shapes-count/train/index.json").is_file()
+    assert (tmp_path / "data/digits/train/index.json").is_file()
 
 
 def test_prepare__what_must_be_done_by_hand_is_one_line(vitctl: Vitctl) -> None:

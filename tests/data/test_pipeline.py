@@ -1,6 +1,5 @@
 import json
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable
 from itertools import islice
@@ -12,6 +11,7 @@ import pytest
 import webdataset
 from torch.utils.data import DataLoader
 
+from tests import warm
 from tests.conftest import ROOT
 from tests.data.conftest import several, store
 from vitctl.data.images.transforms import TrainTransform
@@ -144,9 +144,9 @@ def test_docs__their_example_runs(make_split: MakeSplit, tmp_path: Path) -> None
     (code,) = [block for block in blocks if "as_webdataset" in block]
     assert len(code.splitlines()) <= 14
     index = make_split(40, "data/mine/train")
-    script = tmp_path / "example.py"
-    script.write_text(code + '    print("step", step, tuple(images.shape), labels.tolist())\n')
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    code += '    print("step", step, tuple(images.shape), labels.tolist())\n'
+    line = [sys.executable, "-c", code]
+    done = warm.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
     source = ShardSource(index)
     wanted = [
         f"step {step} (8, 64, 64, 3) "

@@ -214,7 +214,7 @@ def images_of(size: int, image_size: int) -> Batch:
     return Batch(images, torch.zeros(size, dtype=torch.int64), torch.ones(size), torch.arange(size))
 
 
-QUICK = ("vit", "mixup", "resnet v1", "masked, pixels")
+QUICK = ("mixup", "resnet v1", "masked, pixels")
 
 
 @pytest.mark.parametrize(

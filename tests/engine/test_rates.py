@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.models.tiny_models import TINY
+from tests.matrix import few
+from tests.models.tiny_models import OF_EACH_KIND, TINY
 from vitctl.engine.optimizer import (
     Average,
     build_optimizer,
@@ -108,7 +109,7 @@ def test_rates__every_parameter_moves_by_its_own_rate() -> None:
         assert torch.allclose(before[name] - p, torch.full_like(p, rate), rtol=1e-12), name
 
 
-@pytest.mark.parametrize("family", TINY.values(), ids=TINY)
+@pytest.mark.parametrize("family", few(TINY, *OF_EACH_KIND))
 def test_freeze__nothing_up_to_there_has_gradient_state_or_average(family: Config) -> None:
     depth = getattr(family, "depth", 0)
     for frozen in {-1, 0, 1, depth, depth + 2} if depth else {-1, 2}:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import (
+    SHORT,
     TINY,
     Run,
     checkpoint,
@@ -46,7 +47,6 @@ from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 
 Make = Callable[..., TrainStep]
-SHORT = {"schedule.total_steps": 8, "checkpoint.every_steps": 2, "evaluation.every_steps": 4}
 
 
 def saved_steps(folder: Path) -> list[int]:
@@ -61,12 +61,13 @@ def test_fit__keeps_the_last_and_the_best(run: Run) -> None:
     assert saved_steps(folder) == sorted({8, best})
 
 
-def test_fit__again_in_a_finished_folder_trains_nothing_and_says_the_same(run: Run) -> None:
-    folder = run("a", **SHORT)
+def test_fit__again_in_a_finished_folder_trains_nothing_and_says_the_same(run: Run, short_copy: Path) -> None:
+    folder = short_copy
     first, files = json.loads((folder / "result.json").read_text()), checkpoint(folder, 8)
     assert run("a", **SHORT) == folder
     again = json.loads((folder / "result.json").read_text())
     assert again.pop("record") != first.pop("record")  # the log has a line more
+    assert again.pop("files").keys() == first.pop("files").keys()  # of a copy
     assert again == first
     assert checkpoint(folder, 8) == files
     assert [r["step"] for r in train_records(folder)] == list(range(1, 9))
@@ -74,8 +75,10 @@ def test_fit__again_in_a_finished_folder_trains_nothing_and_says_the_same(run: R
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", *slow("ema.safetensors", "optimizer.safetensors")])
-def test_resume__a_torn_checkpoint_gives_way_to_the_older_one_and_is_said(run: Run, name: str) -> None:
-    straight, folder = run("straight", **SHORT), run("a", **SHORT)
+def test_resume__a_torn_checkpoint_gives_way_to_the_older_one_and_is_said(
+    run: Run, short: Path, short_copy: Path, name: str
+) -> None:
+    straight, folder = short, short_copy
     torn = folder / "checkpoints" / "step_00000008" / name
     torn.write_bytes(torn.read_bytes()[:-3])
     run("a", **SHORT)
@@ -88,9 +91,11 @@ def test_resume__a_torn_checkpoint_gives_way_to_the_older_one_and_is_said(run: R
     assert step_images(folder) == step_images(straight)
 
 
-def test_resume__without_any_whole_checkpoint_is_refused_until_they_are_deleted(run: Run) -> None:
+def test_resume__without_any_whole_checkpoint_is_refused_until_they_are_deleted(
+    run: Run, short: Path, short_copy: Path
+) -> None:
     """A warning would not be read before the log of days of work is cut back to nothing."""
-    straight, folder = run("straight", **SHORT), run("a", **SHORT)
+    straight, folder = short, short_copy
     root, log = folder / "checkpoints", (folder / "log.jsonl").read_bytes()
     for path in root.iterdir():
         (path / "state.json").unlink()
@@ -120,8 +125,8 @@ def test_resume__with_other_threads_is_said(run: Run, monkeypatch: pytest.Monkey
         assert sum("threads 1, here 2" in text for text in said) == count
 
 
-def test_stop__saves_and_goes_on_bit_for_bit(run: Run, tiny_data: Path, tmp_path: Path) -> None:
-    straight, folder = run("straight", **SHORT), tmp_path / "a"
+def test_stop__saves_and_goes_on_bit_for_bit(run: Run, short: Path, tiny_data: Path, tmp_path: Path) -> None:
+    straight, folder = short, tmp_path / "a"
     values = {"data.path": str(tiny_data), **SHORT}
     loaded = load_recipe(str(TINY), [Override(key, value) for key, value in values.items()])
     prepare_run(loaded, folder)
@@ -281,7 +286,7 @@ def test_log__data_wait_is_the_share_of_time_without_data(
 
 
 @pytest.mark.parametrize(
-    ("harm", "rank", "what"), [("slow_images", 1, "data"), ("slow_passes", 0, "computation")]
+    ("harm", "rank", "what"), [("slow_images", 1, "data"), *slow(("slow_passes", 0, "computation"))]
 )
 def test_log__names_the_process_that_the_others_wait_for(
     tiny_data: Path, tmp_path: Path, harm: str, rank: int, what: str

@@ -169,14 +169,16 @@ def test_onnx__large_weights_lie_beside(
 GIVEN = {"export.calibration_images": 8, "export.max_accuracy_loss": 0.2}
 
 
-@pytest.mark.parametrize("precision", ["float16", "int8"])
+@pytest.mark.parametrize(
+    ("precision", "inside"), [("float16", False), ("int8", False), *slow(("int8", True))]
+)
 def test_onnx__lower_precision_is_proven_by_accuracy(
-    saved: Saved, exported: Exported, tmp_path: Path, photos: Path, precision: str
+    saved: Saved, exported: Exported, tmp_path: Path, photos: Path, precision: str, inside: bool
 ) -> None:
     values = {
         "export.precision": precision,
         "data.path": str(photos),
-        "export.include_preprocess": precision == "int8",
+        "export.include_preprocess": inside,
     }
     result = exported(saved(), "onnx", **GIVEN, **values)
     own = result["metrics"]["scores"]["onnx"]
@@ -330,7 +332,7 @@ def test_program__runs_elsewhere(saved: Saved, exported: Exported, tmp_path: Pat
         # Weights that do not say are turned upright, as `predict` does.
         *slow(({"eval_method": "shorter_side", "eval_resize": 36, "resample": "bilinear"}, True, None)),
         ({"eval_method": "letterbox", "eval_resize": 0, "resample": "bicubic_antialias"}, False, True),
-        ({"eval_method": "letterbox", "eval_resize": 0, "resample": "area"}, True, True),
+        *slow(({"eval_method": "letterbox", "eval_resize": 0, "resample": "area"}, True, True)),
         ({"eval_method": "transformers", "eval_resize": 37, "resample": "lanczos"}, False, True),
         ({"eval_method": "square", "eval_resize": 0, "resample": "nearest"}, False, None),
     ],

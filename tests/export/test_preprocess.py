@@ -13,7 +13,7 @@ from vitctl.data.images.transforms import EvalTransform
 from vitctl.export.preprocess import Preprocess
 
 RULES = ("bilinear", "bilinear_antialias", "bicubic_antialias", "area")
-SIZES = ((375, 500), (500, 333), (224, 224), (640, 427), (1200, 97), (256, 256))
+SIZES = ((375, 500), (500, 333), (1200, 97), (256, 256))
 PHOTOGRAPHS = Path(__file__).parents[4] / "shared" / "data" / "imagenet-500.tar"
 
 

@@ -187,6 +187,7 @@ def test_export__what_a_format_cannot_say_is_told_with_the_answers_it_changes(
     assert (described["resizing"], described["preprocessing"]["resample"]) == (note, rule["resample"])
 
 
+@pytest.mark.slow
 def test_export__onnx_tells_it_in_its_metadata(photos: Path, tmp_path: Path) -> None:
     weights = run_folder(tmp_path / "run", photos, {**CROPPED, "resample": "area"})
     folder, result = exported(tmp_path, weights, "onnx")

@@ -3,6 +3,7 @@ computed.
 """
 
 import csv
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -90,7 +91,10 @@ def test_probe__holds_its_own_images_to_the_rule(tiny_data: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(("split", "label"), [("train", NONE), ("test", BEYOND)])
-def test_vtab__holds_every_task_to_the_rule(tmp_path: Path, split: str, label: int) -> None:
+def test_vtab__holds_every_task_to_the_rule(
+    task_shards: Path, tmp_path: Path, split: str, label: int
+) -> None:
+    shutil.copytree(task_shards / "digits", tmp_path / "digits")
     task = next(task for task in SUITES["mini"] if task.data_set == "digits")
     opened = open_task(task, tmp_path, scratch=tmp_path)
     folder = tmp_path / "digits" / split

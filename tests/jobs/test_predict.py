@@ -95,6 +95,7 @@ def trained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose predictions differ from image to image, by softmax."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     values = {"schedule.total_steps": 60, "optimizer.lr": 0.003, "loss.name": "softmax", "data.crop": "none"}
+    values |= {"model.depth": 1}
     do(TINY, folder, **{"data.path": str(tiny_data), **CPU, **values})
     return folder
 

@@ -25,9 +25,9 @@ from vitctl.recipe.schema import Vtab
 SETTING = "lr_0.03_steps_2"
 
 
-def test_vtab__a_partial_table_and_again(pretrained: Path, tmp_path: Path) -> None:
+def test_vtab__a_partial_table_and_again(pretrained: Path, task_shards: Path, tmp_path: Path) -> None:
     folder = tmp_path / "table"
-    metrics = table(folder, pretrained)["metrics"]
+    metrics = table(folder, pretrained, task_shards)["metrics"]
     assert set(metrics["tasks"]) == {"digits", "shapes-count"}
     assert metrics["partial"] is True
     means = {name: values["mean"] for name, values in metrics["tasks"].items()}
@@ -36,16 +36,16 @@ def test_vtab__a_partial_table_and_again(pretrained: Path, tmp_path: Path) -> No
     own = json.loads((folder / "tasks" / "digits" / SETTING / "seed_0" / "result.json").read_text())
     assert own["metrics"]["accuracy"] == means["digits"]
 
-    log = folder / "tasks" / "digits" / SETTING / "seed_0" / "log.jsonl"
+    log = folder / "tasks" / "shapes-count" / SETTING / "seed_0" / "log.jsonl"
     before = log.read_text()
-    (folder / "tasks" / "shapes-count" / SETTING / "seed_0" / "result.json").unlink()
-    assert table(folder, pretrained)["metrics"] == metrics
+    (folder / "tasks" / "digits" / SETTING / "seed_0" / "result.json").unlink()
+    assert table(folder, pretrained, task_shards)["metrics"] == metrics
     assert log.read_text() == before
 
 
-def test_vtab__unknown_task(pretrained: Path, tmp_path: Path) -> None:
+def test_vtab__unknown_task(pretrained: Path, task_shards: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"vtab.tasks: digit not in suite 'mini'; did you mean digits\?"):
-        table(tmp_path / "table", pretrained, **{"vtab.tasks": ("digit",)})
+        table(tmp_path / "table", pretrained, task_shards, **{"vtab.tasks": ("digit",)})
 
 
 def test_vtab__names_every_task_without_data_at_once(pretrained: Path, tmp_path: Path) -> None:
@@ -65,11 +65,11 @@ def test_vtab__names_every_task_without_data_at_once(pretrained: Path, tmp_path:
     assert not (tmp_path / "table").exists()
 
 
-def test_vtab__light_equals_a_direct_computation(pretrained: Path, tmp_path: Path) -> None:
+def test_vtab__light_equals_a_direct_computation(pretrained: Path, task_shards: Path, tmp_path: Path) -> None:
     """The features of the loaded model, and a solve in NumPy with every regulariser."""
     folder = tmp_path / "table"
     values = {"vtab.tasks": ("digits",), "vtab.light": True, "machine.precision": "float64"}
-    result = table(folder, pretrained, **values)
+    result = table(folder, pretrained, task_shards, **values)
     metrics = result["metrics"]
     assert metrics["protocol"].startswith("light: a linear classifier on frozen features, not the protocol")
     model, _ = loaded_model(find_weights(str(pretrained)), 0, torch.float64)
@@ -145,9 +145,9 @@ def test_table_9__every_task_and_the_papers_own_means() -> None:
 
 
 @pytest.mark.slow
-def test_vtab__two_processes_make_the_same_table(pretrained: Path, tmp_path: Path) -> None:
+def test_vtab__two_processes_make_the_same_table(pretrained: Path, task_shards: Path, tmp_path: Path) -> None:
     """All processes share each run: in float64 the integers are those of one process."""
-    one = table(tmp_path / "one", pretrained, **{"machine.precision": "float64"})
+    one = table(tmp_path / "one", pretrained, task_shards, **{"machine.precision": "float64"})
     values = {**TASKS, "schedule.batch_size": 8, "weights.source": str(pretrained), "machine.device": "cpu"}
     values |= {"machine.workers": 0, "machine.precision": "float64", "machine.processes": 2}
     loaded = load_recipe("vtab_mini", [Override(key, value) for key, value in values.items()])

@@ -234,7 +234,11 @@ def test_foreign_launch__what_arrives_is_accepted() -> None:
     ("flags", "key"),
     [
         (["--num_processes", "2"], "--num_processes: starts one process"),
-        (["--num_processes", "2", "--multi_gpu", "--mixed_precision", "bf16"], "--mixed_precision"),
+        pytest.param(
+            ["--num_processes", "2", "--multi_gpu", "--mixed_precision", "bf16"],
+            "--mixed_precision",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(["--mixed_precision", "fp16"], "--mixed_precision", marks=pytest.mark.slow),
         pytest.param(["--num_processes", "2", "--use_fsdp"], "--use_fsdp", marks=pytest.mark.slow),
     ],

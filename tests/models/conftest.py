@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from tests.models.tiny_models import MASKED, TINY, VIT
+from tests.matrix import few
+from tests.models.tiny_models import MASKED, OF_EACH_KIND, TINY, VIT
 from vitctl.models.build import Model, build
 from vitctl.models.variants import Config, MaskedPatchConfig, ViTConfig
 
@@ -27,6 +28,12 @@ def tiny() -> ViTConfig:
 @pytest.fixture(params=TINY)
 def family(request: pytest.FixtureRequest) -> Config:
     """The small configuration of every family, one after the other."""
+    return TINY[request.param]
+
+
+@pytest.fixture(params=few([*TINY], *OF_EACH_KIND))
+def kind(request: pytest.FixtureRequest) -> Config:
+    """One configuration for each file of networks, and with `-m slow` the others."""
     return TINY[request.param]
 
 

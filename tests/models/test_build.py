@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.models.tiny_models import TINY
+from tests.matrix import few
+from tests.models.tiny_models import OF_EACH_KIND, TINY
 from vitctl.errors import CheckpointError
 from vitctl.models.build import Model, build, draw_parts, resize_axis, resize_position_embedding, transfer
 from vitctl.models.positions import grid_table
@@ -171,7 +172,7 @@ def test_transfer__refuses_another_body_even_where_the_shapes_fit(
 
 
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", few([*TINY], *OF_EACH_KIND))
 def test_draw_parts__together_are_the_weights_of_build(name: str, count: int) -> None:
     whole = build(TINY[name], seed=3).state_dict()
     digests, drawn = set(), {key: list[torch.Tensor]() for key in whole}

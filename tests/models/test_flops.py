@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.matrix import slow
+from tests.models.tiny_models import VIT
 from vitctl.models.build import build
 from vitctl.models.flops import (
     computed_flops,
@@ -109,7 +110,7 @@ def test_count_parameters__equals_the_authors(name: str) -> None:
     expected = PARAMETERS[name]
     configs = columns(name)[: len(expected)]
     assert tuple(count_parameters(config) for config in configs) == expected
-    assert tuple(parameters_of(config) for config in configs) == expected
+    assert parameters_of(configs[-1]) == expected[-1]
 
 
 @pytest.mark.parametrize("name", HYBRID_PARAMETERS)
@@ -117,7 +118,7 @@ def test_count_parameters__of_hybrids_equals_the_authors(name: str) -> None:
     expected = HYBRID_PARAMETERS[name]
     configs = columns(name)[: len(expected)]
     assert tuple(count_parameters(config) for config in configs) == expected
-    assert tuple(parameters_of(config) for config in configs) == expected
+    assert parameters_of(configs[-1]) == expected[-1]
 
 
 @pytest.mark.parametrize("name", RESNET_PARAMETERS)
@@ -126,8 +127,8 @@ def test_count_parameters__of_resnets_equals_the_authors(name: str) -> None:
     v2 = variant(name, version="v2")
     configs = (v2, replace(v2, num_classes=21843), variant(name))
     for config, expected in zip(configs, RESNET_PARAMETERS[name], strict=True):
-        assert count_parameters(config) == parameters_of(config)
         assert expected is None or count_parameters(config) == expected
+    assert count_parameters(v2) == parameters_of(v2)
 
 
 def test_count_parameters__of_every_family_equals_the_built_model(family: Config) -> None:
@@ -195,12 +196,17 @@ def test_count_macs__padded_is_what_torch_counts_for_every_family(family: Config
     assert (count_macs(family) < count_macs(family, padded=True)) == convolutions
 
 
-def test_computed_flops__are_those_that_torch_counts(family: Config) -> None:
-    padding = count_macs(family, padded=True) - count_macs(family)
-    assert computed_flops(family) == 6 * (counted_macs(family, every_token=False) - padding)
-    reads_one = isinstance(family, ViTConfig) and family.classifier == "token"
-    reads_one = reads_one and family.position_embedding != "relative"
-    assert (computed_flops(family) < training_flops(family, 1)) == reads_one
+def test_computed_flops__are_those_that_torch_counts(kind: Config) -> None:
+    padding = count_macs(kind, padded=True) - count_macs(kind)
+    assert computed_flops(kind) == 6 * (counted_macs(kind, every_token=False) - padding)
+    reads_one = isinstance(kind, ViTConfig) and kind.classifier == "token"
+    reads_one = reads_one and kind.position_embedding != "relative"
+    assert (computed_flops(kind) < training_flops(kind, 1)) == reads_one
+
+
+def test_computed_flops__of_a_gated_mlp() -> None:
+    config = replace(VIT, mlp="swiglu")
+    assert computed_flops(config) == 6 * counted_macs(config, every_token=False)
 
 
 def test_count_macs__padded_is_what_torch_counts_for_masked_patches(masked: MaskedPatchConfig) -> None:
@@ -287,7 +293,7 @@ def test_training_memory__fits_what_autograd_keeps(
     assert estimated_saved_bytes(config, micro_batch, precision) == pytest.approx(measured, rel=0.03)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16", "float64"])
+@pytest.mark.parametrize("precision", ["bf16", *slow("float32", "float64")])
 def test_training_memory__fits_what_autograd_keeps_for_every_family(
     family: Config, precision: Literal["float32", "bf16", "float64"]
 ) -> None:

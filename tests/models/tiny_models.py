@@ -71,3 +71,4 @@ MASKED = {
     target: MaskedPatchConfig(**{**vars(VIT), "num_classes": 0, "target": target})
     for target in ("mean_color", "downsized", "pixels")
 }
+OF_EACH_KIND = ("vit", "dinov3", "hybrid", "axial", "resnet v1", "axial resnet")

@@ -1,6 +1,7 @@
 """One list says what changes no number: for resuming, for digests, for what counts as a run of a recipe."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,10 @@ def test_every_entry_is_of_a_key() -> None:
     assert [entry for entry in FREE_TO_CHANGE if not any(key.startswith(entry) for key in keys)] == []
 
 
-def test_neutral__changes_no_number_no_digest_and_the_run_goes_on(run: Run) -> None:
-    before, after = run("a"), run("b", **OTHERS)
+def test_neutral__changes_no_number_no_digest_and_the_run_goes_on(
+    run: Run, pretrained: Path, tmp_path: Path
+) -> None:
+    before, after = Path(shutil.copytree(pretrained, tmp_path / "a")), run("b", **OTHERS)
     losses = [{r["step"]: r["loss"] for r in train_records(folder)} for folder in (before, after)]
     assert len(losses[1]) == 10
     assert {step: losses[0][step] for step in losses[1]} == pytest.approx(losses[1], rel=1e-9, abs=0)

@@ -91,7 +91,7 @@ def shrunk(recipe: Pretrain) -> dict[str, Any]:
     return small
 
 
-@pytest.mark.parametrize("name", some_slow(*QUICK, "jft_h14", "in21k_l32"))
+@pytest.mark.parametrize("name", some_slow(*QUICK))
 def test_recipe__at_its_real_shape(name: str) -> None:
     recipe = PRETRAIN[name]
     plan = plan_training(recipe)

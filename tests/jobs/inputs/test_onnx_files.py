@@ -121,8 +121,8 @@ def test_digest__counts_the_weights_in_other_files(tmp_path: Path) -> None:
     assert len(digests) == 2
 
 
-def test_digest__of_features_is_that_of_the_file(tmp_path: Path, pretrained: Path, tiny_data: Path) -> None:
-    values = {"weights.source": str(pretrained), "export.to": ("onnx",), "export.features": True}
+def test_digest__of_features_is_that_of_the_file(tmp_path: Path, speck: Path, tiny_data: Path) -> None:
+    values = {"weights.source": str(speck), "export.to": ("onnx",), "export.features": True}
     do("export", tmp_path / "out", **values)
     path = tmp_path / "out" / "model.onnx"
     recipe = load_recipe("evaluate", [Override("weights.source", str(path))]).recipe

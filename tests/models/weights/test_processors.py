@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.matrix import slow
 from tests.models.weights.conftest import refused
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.inputs.weights import planned_weights, scored_weights, stored_eval_transform
@@ -78,7 +79,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "values"), CASES, ids=str)
+@pytest.mark.parametrize(("kind", "values"), [*CASES[::2], *slow(*CASES[1::2])], ids=str)
 def test_processor__its_pixels_are_ours(kind: str, values: dict[str, Any], folder: Path) -> None:
     name = f"{kind}ImageProcessor"
     theirs = getattr(transformers, name)(**values)

@@ -13,13 +13,13 @@ Y, X = np.meshgrid(AXIS, AXIS, indexing="ij")
 
 @pytest.mark.parametrize("task", shapes.TASKS)
 def test_items__labels_are_balanced_and_in_range(task: str) -> None:
-    items = shapes.items(task, "train", 2000, seed=0)
+    items = shapes.items(task, "train", 1000, seed=0)
     num_classes = len(shapes.TASKS[task].class_names)
     counts = np.bincount([item.label for item in items], minlength=num_classes)
     assert len(counts) == num_classes
-    expected = 2000 / num_classes
+    expected = 1000 / num_classes
     assert np.abs(counts - expected).max() < 5 * np.sqrt(expected)
-    assert len({item.key for item in items}) == 2000
+    assert len({item.key for item in items}) == 1000
 
 
 @pytest.mark.parametrize("image_size", [32, 48])
