@@ -81,7 +81,6 @@ def pytest_collection_finish() -> None:
     """Exempt imports and collected tests from garbage collection, which every job ends with."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)  # what a test makes is small
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -311,7 +311,6 @@ if __name__ == "__main__":
     PIL.Image.preinit()
     typer.main.get_command = cache(typer.main.get_command)  # the commands are built once, too
     typer.main.get_command(sys.modules["vitctl.cli.app"].app)
-    gc.set_threshold(50_000)
     gc.collect()
     gc.freeze()  # or every collection of garbage in a process would look through the imports, too
     request = serve(socket.socket(fileno=int(sys.argv[1])))
