@@ -41,6 +41,7 @@ TEXTS = {
     "inspect": {"IMAGES"},
     "serve": {"--host"},
     "report": {"--title"},
+    "weights": {"NAME"},
     "verify": {"--replay"},
 }
 ALL = {"--set", "--recipe", "--nodes", "--slurm", "--k8s", "--device"}
