@@ -134,9 +134,8 @@ def task_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def table(folder: Path, pretrained: Path, shards: Path, **values: Any) -> dict[str, Any]:
     """Run the suite, which finds its own images written already."""
 
-    def copy(sets: dict[Path, Any]) -> None:
-        for place in sets:
-            shutil.copytree(shards / place.name, place, dirs_exist_ok=True)
+    def copy(_: object, place: Path) -> None:
+        shutil.copytree(shards / place.name, place, dirs_exist_ok=True)
 
     given = {
         **CPU,
@@ -145,5 +144,5 @@ def table(folder: Path, pretrained: Path, shards: Path, **values: Any) -> dict[s
         "schedule.batch_size": 8,
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalog, "write_ahead", copy)
+        patch.setattr(catalog, "write_data_set", copy)
         return do("vtab_mini", folder, **{**given, "weights.source": str(pretrained), **values})

@@ -128,7 +128,9 @@ def test_answers__of_a_file_that_says_something_else_are_refused(
     write_json = weights_folder.write_json
     for broken in ({"problem_type": "single_label_classification"}, {"id2label": dict(enumerate("abcd"))}):
         monkeypatch.setattr(
-            weights_folder, "write_json", lambda path, value, new=broken: write_json(path, value | new)
+            weights_folder,
+            "write_json",
+            lambda path, value, new=broken, **how: write_json(path, value | new, **how),
         )
         with pytest.raises(
             CheckpointError, match=r"hf/model\.safetensors.*: answers '.*, and the model '.* not kept"
