@@ -474,9 +474,10 @@ def test_sigterm__finishes_accepted_requests(pretrained: Path) -> None:
             while "vitctl_waiting_images 0.0" in httpx.get(f"{address}/metrics").text:
                 assert not all(one.done() for one in answers)
             process.send_signal(signal.SIGTERM)
-            found = [one.result() for one in answers]
+            # A request that had not connected yet is refused.
+            found = [one.result() for one in answers if not isinstance(one.exception(), httpx.ConnectError)]
         assert process.wait(30) == 0
-        assert [one.status_code for one in found] == [200] * 4
+        assert found and {one.status_code for one in found} == {200}
         assert len({one.text for one in found}) == 1
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))

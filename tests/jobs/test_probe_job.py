@@ -172,7 +172,7 @@ def test_probe__best_head_is_compared_with_known(job: Job, tmp_path, value: floa
 
 def test_probe__neighbours_keep_nothing(job: Job, tmp_path) -> None:
     job("probe", "probe", **{"probe.k": (1,)})
-    with pytest.raises(CheckpointError, match="probe with --method logistic or linear"):
+    with pytest.raises(CheckpointError, match="has no checkpoints; give a trained run"):
         job("evaluate", **{"weights.source": str(tmp_path / "probe")})
 
 
