@@ -95,9 +95,9 @@ def test_write_data_set__killed_while_it_draws_it_starts_again_and_writes_the_sa
 def test_open_originals__refuses(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="none: no such file or folder"):
         open_originals(str(tmp_path / "none"))
-    (tmp_path / "a.zip").touch()
-    with pytest.raises(DataError, match=r"a.zip: should be a folder of class folders, a .tar of them"):
-        open_originals(str(tmp_path / "a.zip"))
+    (tmp_path / "a.rar").touch()
+    with pytest.raises(DataError, match=r"a.rar: should be a folder of class folders, an archive of them"):
+        open_originals(str(tmp_path / "a.rar"))
     with pytest.raises(DataError, match="torchvision:nothing is unknown"):
         open_originals("torchvision:nothing", root=tmp_path)
 

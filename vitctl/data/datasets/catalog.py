@@ -8,12 +8,14 @@ from pathlib import Path
 from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
 from vitctl.data.datasets.readers.class_folder import (
     CALTECH101_SPLIT,
+    is_class_tar,
     read_class_folder,
     read_class_tar,
     sort_files,
 )
 from vitctl.data.datasets.readers.imagenet import is_imagenet, read_imagenet
-from vitctl.data.datasets.readers.table import read_parquet, read_table
+from vitctl.data.datasets.readers.original_files import unpacked
+from vitctl.data.datasets.readers.table import FOLDERS, lists_images, read_parquet, read_table
 from vitctl.data.datasets.vtab import (
     VAL200_AND_TEST_DIGESTS,
     VTAB,
@@ -24,7 +26,7 @@ from vitctl.data.datasets.vtab import (
 )
 from vitctl.data.shards.index import find_splits
 from vitctl.data.source.locate import check_one_kind, locate_splits, no_index, tars
-from vitctl.data.source.splits import resolve, select
+from vitctl.data.source.splits import ROLES, resolve, select
 from vitctl.data.source.stores import ShardSource, SyntheticSource, open_index
 from vitctl.data.source.views import Source, source_texts, split_sources
 from vitctl.data.writer.intake import Item, Originals
@@ -229,6 +231,7 @@ FILES: dict[str, Callable[[Path], dict[str, Originals]]] = {
     ".csv": read_table,
     ".tsv": read_table,
     ".parquet": lambda path: read_parquet([path]),
+    **dict.fromkeys((".zip", ".gz", ".tgz", ".bz2", ".xz", ".txz"), lambda path: _open_packed(path)),
 }
 _TORCHVISION, _KNOWN = "torchvision:", "known:"
 _Arguments = tuple[dict[str, object], ...]
@@ -280,10 +283,22 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
         if read is None:
             raise DataError(
                 source,
-                "should be a folder of class folders, a .tar of them, a .csv or .tsv table, or .parquet",
+                "should be a folder of class folders, an archive of them, a .csv or .tsv table, or .parquet",
                 "unpack other archives first",
             )
         return read(path)
+
+
+def is_original_file(path: Path) -> bool:
+    """Return whether a file has images that are no shards: a table, an archive, a tar of folders."""
+    suffix = path.suffix.lower()
+    return suffix in FILES and path.is_file() and (suffix != ".tar" or is_class_tar(path))
+
+
+def _open_packed(path: Path) -> dict[str, Originals]:
+    """Open what an archive holds, as a folder of the same content."""
+    splits = _open_folder(unpacked(path))
+    return {split: replace(originals, source=str(path)) for split, originals in splits.items()}
 
 
 def _open_folder(folder: Path) -> dict[str, Originals]:
@@ -303,7 +318,29 @@ def _open_folder(folder: Path) -> dict[str, Originals]:
         check_one_kind(folder, tar)
     if tar and not sort_files(folder)[0]:
         return {split: _read_shards(place.folder) for split, place in locate_splits(str(folder), "").items()}
+    if table := table_of(folder):
+        return read_table(table)
     return read_class_folder(folder)
+
+
+def table_of(folder: Path) -> Path | None:
+    """Return the table that lists the images of a folder, which are not in class folders; None for none.
+
+    Raises:
+        DataError: there are several, or class folders beside it.
+    """
+    tables = [one for one in sorted(folder.iterdir()) if lists_images(one)]
+    if not tables:
+        return None
+    if len(tables) > 1:
+        names = " and ".join(one.name for one in tables)
+        raise DataError(folder, f"holds the tables {names}", "give one of them")
+    known = (*ROLES, *FOLDERS, tables[0].stem.lower())
+    classes = [one.name for one in folder.iterdir() if one.is_dir() and one.name.lower() not in known]
+    if len(classes) > 1:
+        text = f"holds the table {tables[0].name} and folders such as {one_line(min(classes))}"
+        raise DataError(folder, text, f"give {tables[0]}, or move it away to use the folders as classes")
+    return tables[0]
 
 
 def _read_shards(place: Path) -> Originals:

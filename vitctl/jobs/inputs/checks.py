@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitctl.data.datasets.catalog import find_data_set, missing_shards, open_originals
+from vitctl.data.datasets.catalog import find_data_set, is_original_file, missing_shards, open_originals
 from vitctl.data.datasets.readers.imagenet import is_part_of_imagenet
 from vitctl.data.datasets.readers.original_files import class_list
+from vitctl.data.datasets.readers.table import lists_images
 from vitctl.data.shards.index import find_splits
 from vitctl.data.source.locate import locate_splits, no_index, tars
 from vitctl.data.source.splits import (
@@ -79,11 +80,15 @@ _MOST_EXPLAINED = 3  # data sets whose missing files are named one by one
 
 
 def is_photographs(path: str) -> bool:
-    """Return whether a path is a local folder with class folders and no shards."""
+    """Return whether a path has images that are no shards yet: a local folder with class folders or with a
+    table, a table, or an archive of one of these.
+    """
     folder = Path(path)
+    if path and is_original_file(folder):
+        return True
     if not path or not folder.is_dir() or find_splits(folder) or next(tars(folder), None):
         return False
-    return any(one.is_dir() and not one.name.startswith(".") for one in folder.iterdir())
+    return any((one.is_dir() and one.name[0] != ".") or lists_images(one) for one in folder.iterdir())
 
 
 def shards_folder(path: str, runs: Path, state: Mapping[str, Any]) -> Path:
@@ -97,11 +102,16 @@ def shards_folder(path: str, runs: Path, state: Mapping[str, Any]) -> Path:
 
 
 def fingerprint(path: str) -> dict[str, Any]:
-    """Return the number of files in a folder, and a digest of their names, sizes and times.
+    """Return the number of files in a folder, and a digest of their names, sizes and times; of a table also
+    those of its folder.
 
     No file is read.
     """
     digest, count = hashlib.sha256(), 0
+    if os.path.isfile(path):
+        stat = os.stat(path)
+        digest.update(f"{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+        count, path = 1, os.path.dirname(path) or "." if path.lower().endswith((".csv", ".tsv")) else ""
     for folder, folders, names in os.walk(path):
         folders.sort()
         for name in sorted(names):

@@ -4,6 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 
 from vitctl.data.datasets.readers.original_files import (
     LINKED_FOLDER,
+    Packed,
     class_list,
     file_items,
     file_size,
@@ -54,10 +56,12 @@ def read_class_folder(folder: Path) -> dict[str, Originals]:
 def read_class_tar(path: Path) -> dict[str, Originals]:
     """Do the same inside a plain tar file, which stays packed; a class may be an inner tar file.
 
+    A folder at the top that holds everything is left out.
+
     Raises:
         DataError: as `read_class_folder`; or the tar is damaged, compressed or unsafe.
     """
-    packed = read_archive(path)
+    packed = _without_top(read_archive(path))
     items, left_out = list[Item](), [*packed.left_out]
     for name, offset, size in packed.files:
         head = bytes if offset < 0 else partial(read_part, path, offset, min(size, HEAD_BYTES))
@@ -67,6 +71,32 @@ def read_class_tar(path: Path) -> dict[str, Originals]:
             items.append(packed.item(name, offset, size))
     folders = {one.name.rpartition("/")[0] for one in left_out} | {*packed.folders}
     return arrange(items, str(path), left_out, sorted(one for one in folders if not is_system_file(one)))
+
+
+def _without_top(packed: Packed) -> Packed:
+    """Return the same files by their names inside the one folder that holds all of them and their folders."""
+    tops = {name.partition("/")[0] for name, *_ in packed.files if not is_system_file(name)}
+    below = [name.count("/") for name, *_ in packed.files if not is_system_file(name)]
+    if len(tops) != 1 or min(below, default=0) < 2 or {*tops} & {*ROLES}:
+        return packed
+    top = f"{min(tops)}/"
+    files = [(name.removeprefix(top), offset, size) for name, offset, size in packed.files]
+    left_out = [replace(one, name=one.name.removeprefix(top)) for one in packed.left_out]
+    folders = [name.removeprefix(top) for name in packed.folders if name != top[:-1]]
+    return Packed(packed.path, files, left_out, folders)
+
+
+def is_class_tar(path: Path) -> bool:
+    """Return whether a tar file holds images in folders and no labels beside them, as shards do; only its
+    first members are looked at.
+    """
+    with suppress(DataError):
+        names = [name for name, *_ in read_archive(path).files]
+        others = {os.path.splitext(name)[0] for name in names if exclusion_reason(name, bytes)}
+        images = [name for name in names if not exclusion_reason(name, bytes)]
+        in_folders = any("/" in name for name in images)
+        return in_folders and not any(os.path.splitext(name)[0] in others for name in images)
+    return False
 
 
 def sort_files(folder: Path) -> tuple[list[str], list[LeftOut], list[str]]:

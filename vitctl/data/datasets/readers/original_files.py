@@ -11,6 +11,7 @@ import lzma
 import os
 import stat
 import tarfile
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
@@ -27,7 +28,7 @@ from vitctl.data.shards.tar import BoundedTar, check_end, open_tar
 from vitctl.data.writer.intake import Item, LeftOut
 from vitctl.errors import DataError
 from vitctl.system import files, limits
-from vitctl.system.files import atomic_write, leads_out, open_regular
+from vitctl.system.files import atomic_write, cache_folder, leads_out, locked, open_regular
 from vitctl.system.text import has_control, one_line
 
 LINKED_FOLDER = "a link to a folder, which is not followed"
@@ -324,7 +325,8 @@ def class_labels(words: Sequence[str], class_names: Sequence[str], where: Path) 
 
 # Downloads: their addresses and digests, and unpacking them
 
-_TARS = (".tar", ".tar.gz", ".tgz")
+_TABLES = (".csv", ".tsv", ".parquet")
+_TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".txz")
 # What an archive may grow to: text shrinks to a twentieth, a bomb to a thousandth.
 _MAX_RATIO = 100
 
@@ -382,6 +384,34 @@ def unpack(archive: Archive, path: Path, folder: Path) -> None:
             _extract(into / inner, inner, (into / inner).parent)
         path.unlink()
     _marker(archive, folder).touch()
+
+
+def unpacked(path: Path) -> Path:
+    """Unpack an archive of the user into the cache, once for each state of it, and return the folder.
+
+    A folder at the top that holds everything is left out.
+
+    Raises:
+        DataError: it is damaged, holds links or devices, leads out of its folder, or grows too much.
+    """
+    about = path.stat()
+    state = f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}"
+    name = f"{path.name.partition('.')[0]}-{hashlib.sha256(os.fsencode(state)).hexdigest()[:8]}"
+    folder = cache_folder() / "unpacked" / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_suffix(".lock")):
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
+                inside = Path(aside) / "all"
+                inside.mkdir()
+                _extract(path, path.name.lower(), inside)
+                os.rename(inside, folder)
+    while len(shown := [one for one in folder.iterdir() if not is_system_file(one.name)]) == 1:
+        held = [*shown[0].iterdir()] if shown[0].is_dir() else []
+        if not any(one.is_dir() or one.suffix in _TABLES for one in held):
+            break
+        folder = shown[0]
+    return folder
 
 
 def _marker(archive: Archive, folder: Path) -> Path:

@@ -12,7 +12,9 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,22 @@ from vitctl.data.writer.intake import Doubt, Item, Originals, keep_doubt
 from vitctl.errors import DataError
 from vitctl.system import limits
 from vitctl.system.files import error_text, open_regular, parsing
-from vitctl.system.text import one_line, same_name
+from vitctl.system.text import one_edit_away, one_line, same_name
 
-_COLUMNS = ({"path", "label"}, {"path", "label", "split"}, {"path", "labels"}, {"path", "labels", "split"})
-GROUP = "group"  # a column for data.group_by, which this reader passes over
+# What the columns of other programs' tables are called: of Hugging Face's imagefolder, of Kaggle, of pandas.
+_USUAL = {
+    "path": (
+        "path", "file_name", "filename", "file", "file_path", "filepath", "image_path", "image_name", "image",
+        "image_id", "img", "img_path", "id",
+    ),
+    "label": ("label", "class", "class_name", "category", "target", "breed", "species", "diagnosis"),
+    "labels": ("labels", "tags", "classes"),
+    "split": ("split", "subset"),
+}  # fmt: skip
+_WEAK = ("image_id", "id")  # a number of the row, where a column of files is there too
+_KNOWN = {name for usual in _USUAL.values() for name in usual}
+_SUFFIXES = ("", ".jpg", ".jpeg", ".png", ".JPG", ".webp", ".tif", ".bmp")  # that Kaggle's tables leave out
+FOLDERS = ("images", "image", "imgs", "img", "train", "data")  # beside a table, of its images
 _BETWEEN_LABELS = ";"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?inf", re.ASCII | re.IGNORECASE)
 _WHOLE = re.compile(r"(-?\d{1,18})(\.0*)?", re.ASCII)
@@ -35,10 +49,12 @@ Row = Mapping[str, Any]
 def read_table(path: Path) -> dict[str, Originals]:
     """Read a list of images with its header line, split at commas, semicolons or tabs, as its header is.
 
-    Labels are class names, sorted by code point, or all of them class numbers from 0; -1 is no label. The
-    column `labels` may hold several, as in `cat;dog`, and every image of the table counts as one that may
-    have several classes. Paths are relative to the table; the path becomes the key. Rows without a split
-    belong to `train`.
+    The columns are path, label or labels, and perhaps split, or what other programs call them, see `_USUAL`;
+    others are passed over. Labels are class names, sorted by code point, or all of them class numbers from 0;
+    -1 is no label. The column `labels` may hold several, as in `cat;dog`, and every image of the table counts
+    as one that may have several classes. Paths are relative to the table, perhaps from the folder of the
+    images beside it and without their ending, as Kaggle has them; the path becomes the key. Rows without a
+    split belong to `train`.
 
     Raises:
         DataError: columns, files or labels are wrong; one line for all missing files.
@@ -48,17 +64,10 @@ def read_table(path: Path) -> dict[str, Originals]:
         text = io.StringIO(read_bytes(path, limits.TABLE).decode("utf-8-sig"), newline="")
         delimiter = table_delimiter(path, text, _is_header)
         reader = csv.DictReader(text, delimiter=delimiter or ",", strict=True)
-        columns = list(reader.fieldnames or [])
-        if delimiter:
-            reader.fieldnames = columns = _plain(columns)
-        if not delimiter:
-            raise DataError(
-                path,
-                f"columns are {one_line(','.join(columns)[:200])}, should be path,label or path,label,split",
-                "if images may have several labels: labels, with values such as a;b",
-            )
+        columns = columns_of(path, reader.fieldnames or [])
+        reader.fieldnames = list(columns)
         for row in reader:
-            filled = [(row.get(name) or "").strip() for name in columns if name not in ("split", GROUP)]
+            filled = [(row.get(name) or "").strip() for name in ("path", *_LABELS) if name in columns]
             if None in row or not all(filled):
                 raise DataError(path, f"line {reader.line_num}: should have {len(columns)} filled columns")
             rows.append(row)
@@ -69,19 +78,73 @@ def read_table(path: Path) -> dict[str, Originals]:
     return _read_rows(path, rows)
 
 
+_LABELS = ("label", "labels")
+
+
 def _is_header(columns: Sequence[str]) -> bool:
-    """Return whether these are the columns of a table of paths, each once."""
-    names = {*_plain(columns)}
-    return len(names) == len(columns) and names - {GROUP} in _COLUMNS
+    """Return whether these are the columns of a table of paths."""
+    try:
+        return bool(columns_of(Path(), columns))
+    except DataError:
+        return False
 
 
-def _plain(columns: Sequence[str]) -> list[str]:
-    """Return names of columns as they are compared: `Path` and ` label` are path and label."""
-    return [name.strip().lower() for name in columns]
+def lists_images(path: Path) -> bool:
+    """Return whether a file is a CSV or TSV table of images, by its header."""
+    if path.suffix.lower() not in (".csv", ".tsv"):
+        return False
+    with suppress(DataError, OSError, UnicodeDecodeError, csv.Error), path.open(encoding="utf-8-sig") as file:
+        return bool(table_delimiter(path, io.StringIO(file.readline(limits.RECIPE_LINE)), _is_header))
+    return False
+
+
+def columns_of(path: Path, columns: Sequence[str]) -> list[str]:
+    """Return the columns of a table by our names, path, label or labels, and split; others keep theirs.
+
+    Raises:
+        DataError: there is no column of paths or of labels, or there are several.
+    """
+    plain = [name.strip().lower() for name in columns]
+    if len({*plain}) < len(plain):
+        raise DataError(path, f"two columns have the same name ({one_line(','.join(columns)[:200])})")
+    for ours, usual in _USUAL.items():
+        found = [name for name in usual if name in plain]
+        found = [name for name in found if name not in _WEAK] or found
+        if ours in found:
+            continue
+        if near := [name for name in plain if one_edit_away(name, [ours]) and name not in _KNOWN]:
+            raise DataError(path, f"has a column {near[0]!r}", f"rename it, to {ours} if that is meant")
+        if len(found) > 1:
+            fix = f"rename the right one to {ours}"
+            raise DataError(path, f"the columns {' and '.join(found)} may be the {ours}", fix)
+        if len(found) == 1:
+            plain[plain.index(found[0])] = ours
+    labels = [name for name in _LABELS if name in plain]
+    if "path" not in plain or len(labels) != 1:
+        raise DataError(
+            path,
+            f"columns are {one_line(','.join(columns)[:200])}, should be path,label or path,label,split",
+            "if images may have several labels: labels, with values such as a;b",
+        )
+    return plain
+
+
+def _found(path: Path, rows: Sequence[Row]) -> Sequence[Row]:
+    """Return the rows with the paths that the first of them shows: from the folder of the images, with their
+    ending.
+    """
+    known, first = (path.stem.lower(), *FOLDERS), rows[0]["path"]
+    beside = [one.name for one in sorted(path.parent.glob("*/")) if one.name.lower() in known]
+    for folder, suffix in product(("", *beside), _SUFFIXES):
+        if (path.parent / folder / f"{first}{suffix}").is_file():
+            place = os.path.join(folder, "")
+            return [{**row, "path": f"{place}{row['path']}{suffix}"} for row in rows]
+    return rows
 
 
 def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
     """Read the images of a table's rows, which all have the same columns."""
+    rows = _found(path, rows)
     sizes = [file_size(path.parent / row["path"]) for row in rows]
     missing = [row["path"] for row, size in zip(rows, sizes, strict=True) if size is None]
     if missing:
@@ -209,7 +272,8 @@ def read_parquet(files: list[Path]) -> dict[str, Originals]:
     Raises:
         DataError: pyarrow is missing, a file is damaged, or a column is missing.
     """
-    if len(files) == 1 and _is_header(open_parquet(files[0]).schema_arrow.names):
+    names = open_parquet(files[0]).schema_arrow.names if len(files) == 1 else []
+    if "path" in [name.strip().lower() for name in names] and _is_header(names):
         return _read_rows(files[0], _parquet_rows(files[0]))
     words = {path: re.split(r"[-_.]", path.name)[0].lower() for path in sorted(files)}
     others = [path for path, word in words.items() if word not in ROLES]
@@ -228,7 +292,7 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     num_bytes = 0
     for cells in parquet_dicts(path, open_parquet(path), batch_size=1024):
-        row = dict(zip(_plain([*cells]), cells.values(), strict=True))
+        row = dict(zip(columns_of(path, [*cells]), cells.values(), strict=True))
         if not row["path"] or row.get("label", row.get("labels")) in (None, []):
             raise DataError(path, "should have a path and a label in every row")
         rows.append({**row, "path": str(row["path"])})

@@ -1,0 +1,172 @@
+"""The same photographs by every door of --data: folders, tables as other programs write them, archives."""
+
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Vitctl, vitctl  # noqa: F401
+from tests.docs.conftest import photo
+from vitctl.data.datasets.catalog import open_originals
+from vitctl.errors import DataError
+from vitctl.jobs.inputs.checks import fingerprint, is_photographs
+
+CLASSES, COUNT = ("cat", "dog", "elk"), 4
+Place = Callable[[Path], Path]
+ROWS = [(name, number) for name in CLASSES for number in range(COUNT)]
+
+
+def folders(place: Path) -> Path:
+    for name, number in ROWS:
+        file = place / "photos" / name / f"{name}{number}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(photo(name, number))
+    return place / "photos"
+
+
+def flat(place: Path, inside: str = "") -> Path:
+    folder = place / "photos" / inside
+    folder.mkdir(parents=True)
+    for name, number in ROWS:
+        (folder / f"{name}{number}.jpg").write_bytes(photo(name, number))
+    return place / "photos"
+
+
+def table(
+    header: str, row: str, *, inside: str = "", name: str = "labels.csv", gives_folder: bool = False
+) -> Place:
+    """A table of flat images: its header, and a row with {0} for the class and {1} for the number."""
+
+    def make(place: Path) -> Path:
+        folder = flat(place, inside)
+        lines = [header, *(row.format(*one) for one in ROWS)]
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8-sig")
+        return folder if gives_folder else folder / name
+
+    return make
+
+
+def packed(kind: str, inner: Place = folders, *, top: bool = True) -> Place:
+    def make(place: Path) -> Path:
+        found = inner(place / "inner")
+        folder = found if found.is_dir() else found.parent
+        file = place / f"photos.{kind}"
+        if kind == "zip":
+            with zipfile.ZipFile(file, "w") as archive:
+                for one in sorted(folder.rglob("*")):
+                    archive.write(one, one.relative_to(folder.parent if top else folder))
+        else:
+            with tarfile.open(file, "w:" + kind.partition("tar")[2].removeprefix(".")) as tar:
+                tar.add(folder, folder.name if top else ".")
+        shutil.rmtree(place / "inner")
+        return file
+
+    return make
+
+
+DOORS: dict[str, Place] = {
+    "folders": folders,
+    "path,label": table("path,label", "{0}{1}.jpg,{0}"),
+    "a semicolon, more columns": table("id;file_name;class", "7;{0}{1}.jpg;{0}"),
+    "imagefolder": table("file_name,label", "{0}{1}.jpg,{0}", name="metadata.csv", gives_folder=True),
+    "Kaggle: images in a folder": table("id,breed", "{0}{1},{0}", inside="train", name="labels.csv"),
+    "Kaggle: ids without ending": table("id,breed", "{0}{1},{0}", name="labels.csv"),
+    "TSV": table("image\tcategory", "{0}{1}.jpg\t{0}", name="list.tsv"),
+    "zip": packed("zip"),
+    "zip without a top folder": packed("zip", top=False),
+    "zip of a table": packed("zip", table("filename,target", "{0}{1}.jpg,{0}", name="train.csv")),
+    "tar": packed("tar"),
+    "tar.gz": packed("tar.gz"),
+    "tar.xz without a top folder": packed("tar.xz", top=False),
+}
+
+
+def held(folder: Path) -> dict[Path, int]:
+    found = [path for path in folder.rglob("*") if "cache" not in path.parts]
+    return {path: path.stat().st_mtime_ns for path in found}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_door__has_the_same_images_and_classes(
+    door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    source = DOORS[door](tmp_path)
+    before = held(source.parent)
+    assert is_photographs(str(source))
+    (split,) = open_originals(str(source)).values()
+    assert split.class_names == CLASSES
+    found = sorted((split.class_names[item.label], item.read()) for item in split.items)  # type: ignore[index]
+    assert found == sorted((name, photo(name, number)) for name, number in ROWS)
+    assert {
+        path: path.stat().st_mtime_ns for path in source.parent.rglob("*") if "cache" not in path.parts
+    } == before
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (table("img,image,label", "{0}{1},{0}{1}.jpg,{0}"), "the columns image and img may be the path"),
+        (table("path,class,target", "{0}{1}.jpg,{0},7"), "the columns class and target may be the label"),
+        (table("path,label,splt", "{0}{1}.jpg,{0},train"), "has a column 'splt'; rename it, to split if"),
+        (table("path,Label, label", "{0}{1}.jpg,{0},{0}"), "two columns have the same name"),
+        (table("name,value", "{0}{1}.jpg,{0}"), "columns are name,value, should be path,label"),
+    ],
+)
+def test_table__what_is_ambiguous_is_refused(make: Place, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        open_originals(str(make(tmp_path)))
+    assert said in str(caught.value)
+
+
+def test_folder__of_a_table_and_of_classes_or_of_two_tables_is_refused(tmp_path: Path) -> None:
+    folder = folders(tmp_path)
+    for name, said in (
+        ("a.csv", "holds the table a.csv and folders such as cat"),
+        ("b.csv", "tables a.csv and b.csv"),
+    ):
+        (folder / name).write_text("path,label\ncat/cat0.jpg,cat\n")
+        with pytest.raises(DataError, match=said):
+            open_originals(str(folder))
+
+
+def test_zip__that_leads_out_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("../cat/0.jpg", photo("cat", 0))
+    with pytest.raises(DataError, match="points outside"):
+        open_originals(str(tmp_path / "a.zip"))
+    assert not list(tmp_path.rglob("*.jpg"))
+
+
+def test_fingerprint__of_a_table_and_of_an_archive_changes_with_them(tmp_path: Path) -> None:
+    source = DOORS["path,label"](tmp_path / "a")
+    before = fingerprint(str(source))
+    (source.parent / "cat0.jpg").write_bytes(photo("dog", 0))
+    assert fingerprint(str(source)) != before
+    archive = DOORS["zip"](tmp_path / "b")
+    before = fingerprint(str(archive))
+    archive.write_bytes(archive.read_bytes() + b"x")
+    assert fingerprint(str(archive)) != before
+
+
+@pytest.mark.parametrize("door", ["zip", "imagefolder"])
+def test_command__trains_on_a_door_and_scores_it(
+    door: str,
+    tmp_path: Path,
+    pretrained: Path,
+    vitctl: Vitctl,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    source = DOORS[door](tmp_path)
+    line = f"--from {pretrained} --data {source} --res 16".split()
+    assert vitctl("finetune", *line, "--dry-run").code == 0
+    said = vitctl("finetune", *line, "--steps", 2, "--batch-size", 4, "--lr", 0.01, "--out", "runs/a")
+    assert said.code == 0, said.err
+    again = vitctl("evaluate", "--from", "runs/a", "--data", source, "--out", "runs/b")
+    assert again.code == 0, again.err
+    assert "unchanged; using the shards" in again.out + again.err
