@@ -158,7 +158,6 @@ STOPPED = {
     "splits in the classes",
     "a class called train",
     "splits and another",
-    "a folder on top",
     "one class",
     "class of -1",
     "class of nan",
@@ -260,6 +259,8 @@ def pictures(tree: Tree) -> list[Picture]:
                 at = content.to if content.hard else os.path.normpath(f"{os.path.dirname(at)}/{content.to}")
                 content = tree.get(at)
         if content in (A, B, C, D, J) and not any(p[0] == "." or p in SYSTEM for p in name.split("/")):
+            if tops == {"photos"}:  # a folder on top
+                name = name.removeprefix("photos/")
             top, _, rest = name.partition("/")
             found.append(
                 Picture(SPLITS[top], rest, content)

@@ -13,7 +13,6 @@ import numpy as np
 
 from vitctl.data.datasets.readers.original_files import (
     LINKED_FOLDER,
-    Packed,
     class_list,
     file_items,
     file_size,
@@ -56,12 +55,10 @@ def read_class_folder(folder: Path) -> dict[str, Originals]:
 def read_class_tar(path: Path) -> dict[str, Originals]:
     """Do the same inside a plain tar file, which stays packed; a class may be an inner tar file.
 
-    A folder at the top that holds everything is left out.
-
     Raises:
         DataError: as `read_class_folder`; or the tar is damaged, compressed or unsafe.
     """
-    packed = _without_top(read_archive(path))
+    packed = read_archive(path)
     items, left_out = list[Item](), [*packed.left_out]
     for name, offset, size in packed.files:
         head = bytes if offset < 0 else partial(read_part, path, offset, min(size, HEAD_BYTES))
@@ -70,20 +67,15 @@ def read_class_tar(path: Path) -> dict[str, Originals]:
         else:
             items.append(packed.item(name, offset, size))
     folders = {one.name.rpartition("/")[0] for one in left_out} | {*packed.folders}
-    return arrange(items, str(path), left_out, sorted(one for one in folders if not is_system_file(one)))
+    folders = {one for one in folders if not is_system_file(one)}
+    return arrange(items, str(path), left_out, sorted(folders))
 
 
-def _without_top(packed: Packed) -> Packed:
-    """Return the same files by their names inside the one folder that holds all of them and their folders."""
-    tops = {name.partition("/")[0] for name, *_ in packed.files if not is_system_file(name)}
-    below = [name.count("/") for name, *_ in packed.files if not is_system_file(name)]
-    if len(tops) != 1 or min(below, default=0) < 2 or {*tops} & {*ROLES}:
-        return packed
-    top = f"{min(tops)}/"
-    files = [(name.removeprefix(top), offset, size) for name, offset, size in packed.files]
-    left_out = [replace(one, name=one.name.removeprefix(top)) for one in packed.left_out]
-    folders = [name.removeprefix(top) for name in packed.folders if name != top[:-1]]
-    return Packed(packed.path, files, left_out, folders)
+def _top(names: Sequence[str]) -> str:
+    """Return the folder, with its slash, that holds the folders of all images; "" if there is none."""
+    tops = {name.partition("/")[0] for name in names}
+    deep = min((name.count("/") for name in names), default=0) > 1
+    return f"{min(tops)}/" if len(tops) == 1 and deep and not tops & {*ROLES} else ""
 
 
 def is_class_tar(path: Path) -> bool:
@@ -164,6 +156,9 @@ def arrange(
     Raises:
         DataError: as `read_class_folder`.
     """
+    top = _top([item.key for item in items])
+    left_out = [replace(one, name=one.name.removeprefix(top)) for one in left_out]
+    folders = [one.removeprefix(top) for one in folders if one != top.rstrip("/")]
     places, doubts = _layout([item.key for item in items], source, left_out)
     members: dict[str, list[Item]] = {}
     prefixes: dict[str, str] = {}
@@ -171,7 +166,7 @@ def arrange(
         members.setdefault(split, []).append(replace(item, key=key))
         prefixes.setdefault(split, prefix)
     every = [item.key for found in members.values() for item in found]
-    in_splits = any(prefixes.values())
+    in_splits = any(prefix != top for prefix in prefixes.values())
     class_names = tuple(sorted({_class_of(key) for key in every}))
     labels = {name: label for label, name in enumerate(class_names)}
     outside = {split: list[LeftOut]() for split in members}
@@ -208,14 +203,16 @@ def _layout(
     """
     if not names:
         raise DataError(source, "no images found, should hold <class>/<image> or train/<class>/<image>")
+    top = _top(names)
+    names = [name.removeprefix(top) for name in names]
     tops = sorted({name.partition("/")[0] for name in names})
     splits = [top for top in tops if top.lower() in ROLES]
     others = [top for top in tops if top not in splits]
     named_so, splits = (splits, []) if others else ([], splits)
-    places = [("", TRAIN, name) for name in names]
+    places = [(top, TRAIN, name) for name in names]
     if splits:
         parts = [name.partition("/") for name in names]
-        places = [(top + slash, ROLES[top.lower()], key) for top, slash, key in parts]
+        places = [(f"{top}{split}{slash}", ROLES[split.lower()], key) for split, slash, key in parts]
     keys = [key for *_, key in places]
     if outside := next((key for key in keys if "/" not in key), ""):
         raise DataError(source, f"{outside} is not in a class folder, should be <class>/{outside}")
