@@ -22,6 +22,7 @@ def test_explain__every_key_of_every_job() -> None:
         assert lines[0] == key
         assert [line.split()[0] for line in lines[2:6]] == ["type", "default", "source", "jobs"], key
         assert len(lines[1].strip()) > 10, key
+        assert " or  " not in lines[2] and not lines[2].endswith(" or"), key
 
 
 def test_explain__type_unit_default_source() -> None:

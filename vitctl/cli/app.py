@@ -311,6 +311,9 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
     if (row := synonym(word)) and (places := [one for one in row.places if command.has(one)]):
         typed = " ".join(command.typed(one, value if row.keeps_value else NO_VALUE) for one in places)
         return did_you_mean([typed + row.remark])
+    if row and (others := _jobs_with(row.places)):
+        commands = " and ".join(f"`vitctl {job}`" for job in others[:2])
+        return f"it is {row.here} of {commands}{row.remark}"
     if row and row.here.startswith("vitctl "):
         return f"type `{row.here}`"
     if row and not row.here:
@@ -319,6 +322,15 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
         return did_you_mean(command.typed(place, value) for place in places[:MOST])
     near = one_edit_away(word, command.words)
     return did_you_mean(command.typed(command.words[one], NO_VALUE) for one in near[:MOST])
+
+
+def _jobs_with(places: Sequence[str]) -> list[str]:
+    """Return the jobs whose recipes have a key of these."""
+    from vitctl.recipe.load import every_key
+    from vitctl.recipe.schema import JOBS
+
+    keys = {place.partition("=")[0] for place in places}
+    return [job for job, schema in JOBS.items() if keys & {*every_key(schema)}]
 
 
 class _Command:

@@ -43,7 +43,10 @@ _DECAYED = "timm and MAE decay matrices alone: set optimizer.decay_on='matrices'
 _NUMBERING = "MAE counts layers otherwise: optimizer.layer_decay_numbering"
 _SIGMOID = "summed over the classes: if theirs is a mean, multiply optimizer.eps and clip_norm by the classes"
 _FROM_DATA = "the data say how many; data.classes chooses among them"
-_RAND = "rand-m9-mstd0.5-inc1 is magnitude 9, std 0.5, increasing, with data.randaugment_rules = 'timm'"
+_RAND = (
+    "rand-m9-mstd0.5-inc1 is 2 layers, magnitude 9, std 0.5, increasing, with data.randaugment_rules = "
+    "'timm'; no original, v0 or augmix"
+)
 _SIDES = "with data.eval_method = 'torchvision'"
 
 SYNONYMS = {
@@ -60,13 +63,18 @@ SYNONYMS = {
     "warmup_epochs": Synonym("schedule.warmup_epochs"),
     "warmup_ratio": Synonym("schedule.warmup_steps", "ratio x steps; -1 is a tenth, 500 at most"),
     "warmup": Synonym("schedule.warmup_steps", "in steps; in epochs it is schedule.warmup_epochs"),
-    "warmup_steps": Synonym("schedule.warmup_steps"),
+    "warmup_steps": Synonym("schedule.warmup_steps", "whole steps: share x steps", same=True),
     "lr_warmup_steps": Synonym("schedule.warmup_steps"),
     "num_warmup_steps": Synonym("schedule.warmup_steps"),
     "sched": Synonym("schedule.decay", "cosine, linear, steps or constant; timm's changes once an epoch"),
     "lr_scheduler": Synonym("schedule.decay", "cosine, linear, steps or constant"),
     "lr_scheduler_type": Synonym("schedule.decay", "cosine, linear or constant"),
     "scheduler": Synonym("schedule.decay", "cosine, linear, steps or constant"),
+    "sched_on_updates": Synonym("", "the rate changes at every step, as with it"),
+    "warmup_prefix": Synonym(
+        "", "the warm-up comes first, as with it: add its epochs to schedule.total_epochs"
+    ),
+    "unscale_lr": Synonym("", "optimizer.lr is the rate itself, as with it"),
     "cos_lr": Synonym("schedule.decay=cosine"),
     "decay_milestones": Synonym("schedule.drops", "shares of the run, with schedule.decay = 'steps'"),
     "milestones": Synonym("schedule.drops", "shares of the run, with schedule.decay = 'steps'"),
@@ -268,6 +276,8 @@ SYNONYMS = {
     "load_best_model_at_end": Synonym("evaluation.select_best=true, checkpoint.keep_best=1"),
     "patience": Synonym("evaluation.patience", "scores, not epochs; data.patience waits for a store"),
     "early_stopping": Synonym("evaluation.patience", "scores without a better one"),
+    "eval_strategy": Synonym("evaluation.every_steps", "steps; 0: only at the end"),
+    "save_strategy": Synonym("checkpoint.every_steps", "steps"),
     "eval_steps": Synonym("evaluation.every_steps"),
     "val_interval": Synonym("evaluation.every_steps", _OF_STEPS),
     "save_steps": Synonym("checkpoint.every_steps"),
@@ -280,7 +290,7 @@ SYNONYMS = {
     "print_freq": Synonym("log.every_steps"),
     "log_wandb": Synonym('log.trackers=["wandb"]'),
     "report_to": Synonym("log.trackers", 'a list: ["wandb"], ["tensorboard"]'),
-    "tta": Synonym("evaluation.flip_average=true", "of `vitctl evaluate`: the image and its mirror image"),
+    "tta": Synonym("evaluation.flip_average=true", "the image and its mirror image"),
     "output_dir": Synonym("--out"),
     "output": Synonym("--out"),
     "out_dir": Synonym("--out"),

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -190,6 +190,8 @@ def _type(field: FieldInfo) -> str:
 
 def _name(annotation: Any) -> str:
     args = [a for a in get_args(annotation) if a is not type(None)]
+    if get_origin(annotation) is Annotated:
+        return _name(args[0])
     if annotation in (int, float, str, bool):
         return {int: "whole number", float: "number", str: "text", bool: "true or false"}[annotation]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
