@@ -243,7 +243,7 @@ def inspect(
     ),
     set_: Set = None,
 ) -> None:
-    """Draw a network's filters, position embeddings, attention distance, rollout and class token (Section
+    """Draw a network's filters, position embeddings, attention distance and rollout (Section
     4.5).
 
     Writes each figure as PNG and SVG, and inspect.json.

@@ -47,9 +47,12 @@ def run_job(
     from vitctl.cli.show.console import waiting
     from vitctl.errors import RecipeError
 
-    for flag, given in (("--all", all_), ("--device", device is not None)):
+    for flag, given, fix in (
+        ("--all", all_, ""),
+        ("--device", device is not None, "the device of a run is --set machine.device"),
+    ):
         if given and not dry_run:
-            raise RecipeError(f"{flag} needs --dry-run", "it is about the plan")
+            raise RecipeError(f"{flag} needs --dry-run", "it is about the plan", fix)
     member, batch = start_command(), batch_job(slurm, k8s)
     if not (dry_run or batch):
         ignore_output_errors()

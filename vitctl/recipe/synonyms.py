@@ -100,6 +100,7 @@ SYNONYMS = {
     "epoch_repeats": Synonym("schedule.total_epochs", "epochs x repeats"),
     # Batch
     "batch": Synonym("schedule.batch_size", "ultralytics accumulates 16 to 64: give 64"),
+    "b": Synonym("schedule.batch_size", _FULL_BATCH),
     "bs": Synonym("schedule.batch_size", _FULL_BATCH),
     "nbs": Synonym("schedule.batch_size"),
     "global_batch_size": Synonym("schedule.batch_size"),
@@ -161,7 +162,9 @@ SYNONYMS = {
     "randaugment": Synonym("data.randaugment_layers, data.randaugment_magnitude", _RAND),
     "trivial_augment": Synonym("", "data.randaugment_layers = 1 is near"),
     "augmix": Synonym(""),
-    "threeaugment": Synonym("data.augment3=true"),
+    "threeaugment": Synonym("data.augment3=true", "DeiT III also jitters: data.color_jitter = [0.3]"),
+    "aug_splits": Synonym(""),
+    "crop_mode": Synonym("data.eval_method", "squash is 'square'; center is 'torchvision'"),
     "aug_repeats": Synonym("data.repeats"),
     "repeated_aug": Synonym("data.repeats=3"),
     "ra_sampler": Synonym("data.repeats=3"),
