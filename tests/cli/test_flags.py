@@ -103,7 +103,6 @@ OTHERS = (
     "warmup-ratios",
     "norm-weight-decay",
     "name",
-    "r",
     "opset",
     "gpu",
     "scal",
@@ -130,7 +129,10 @@ def test_unknown_option__is_never_answered_by_what_is_refused(line: str) -> None
             advice = instead(error, [command.name, *arguments])
         row = SYNONYMS.get(word)
         if not advice.startswith(DID_YOU_MEAN):
-            assert not advice or (row and (advice[:4] == "type" or not row.here)), (word, advice)
+            assert not advice or (row and (advice.startswith(("type ", "it is ")) or not row.here)), (
+                word,
+                advice,
+            )
             continue
         proposed = advice.removeprefix(DID_YOU_MEAN).removesuffix("?").partition(" (")[0]
         for one in proposed.split(" or "):

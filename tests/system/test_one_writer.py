@@ -11,6 +11,7 @@ MOVES = {
     "data/writer/shard_writer.py:write_split": "a finished folder takes its place",
     "data/datasets/vtab_images.py:export_task": "a finished folder takes its place",
     "data/datasets/readers/original_files.py:unpack": "an archive that is kept as it came",
+    "data/datasets/readers/original_files.py:unpacked": "a folder gets its name",
     "engine/checkpoint.py:save_checkpoint": "a finished folder takes its place",
     "engine/checkpoint.py:set_aside_after": "a folder gets another name",
     "engine/checkpoint.py:remove_folders": "a folder gets another name, and goes",

@@ -311,15 +311,15 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
     if (row := synonym(word)) and (places := [one for one in row.places if command.has(one)]):
         typed = " ".join(command.typed(one, value if row.keeps_value else NO_VALUE) for one in places)
         return did_you_mean([typed + row.remark])
-    if row and (others := _jobs_with(row.places)):
-        commands = " and ".join(f"`vitctl {job}`" for job in others[:2])
-        return f"it is {row.here} of {commands}{row.remark}"
     if row and row.here.startswith("vitctl "):
         return f"type `{row.here}`"
     if row and not row.here:
         return f"vitctl has no such setting{row.remark}"
     if places := command.ending(word):
         return did_you_mean(command.typed(place, value) for place in places[:MOST])
+    if command.keys and row and (others := _jobs_with(row.places)):
+        commands = " and ".join(f"`vitctl {job}`" for job in others[:2])
+        return f"it is {row.here} of {commands}{row.remark}"
     near = one_edit_away(word, command.words)
     return did_you_mean(command.typed(command.words[one], NO_VALUE) for one in near[:MOST])
 

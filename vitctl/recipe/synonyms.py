@@ -41,6 +41,7 @@ _PASS = "images of one pass: batch / processes / accumulation steps"
 _FULL_BATCH = "images of all processes and accumulation steps together"
 _DECAYED = "timm and MAE decay matrices alone: set optimizer.decay_on='matrices' too"
 _NUMBERING = "MAE counts layers otherwise: optimizer.layer_decay_numbering"
+_HEAD_DROPOUT = "timm's is before the head alone; dropout is in every block"
 _SIGMOID = "summed over the classes: if theirs is a mean, multiply optimizer.eps and clip_norm by the classes"
 _FROM_DATA = "the data say how many; data.classes chooses among them"
 _RAND = (
@@ -199,16 +200,16 @@ SYNONYMS = {
     "eval_crop_ratio": Synonym("data.eval_resize", f"size / ratio, rounded down; {_SIDES}"),
     "img_size": Synonym("data.image_size"),
     "image_size": Synonym("data.image_size"),
-    "input_size": Synonym("data.image_size"),
+    "input_size": Synonym("data.image_size", "one side in pixels"),
     "imgsz": Synonym("data.image_size"),
     "resolution": Synonym("data.image_size"),
     "size": Synonym("data.image_size"),
     "mean": Synonym("weights.mean", "three numbers: [0.485, 0.456, 0.406]"),
     "std": Synonym("weights.std", "three numbers: [0.229, 0.224, 0.225]"),
     # Network
-    "drop": Synonym("dropout"),
-    "drop_rate": Synonym("dropout"),
-    "dropout": Synonym("dropout"),
+    "drop": Synonym("", _HEAD_DROPOUT),
+    "drop_rate": Synonym("", _HEAD_DROPOUT),
+    "dropout": Synonym("dropout", "in every block, as in the paper", same=True),
     "drop_path": Synonym("drop_path"),
     "drop_path_rate": Synonym("drop_path"),
     "stochastic_depth": Synonym("drop_path"),
@@ -237,6 +238,7 @@ SYNONYMS = {
     "backbone_freeze": Synonym("finetune.freeze=backbone"),
     "freeze_backbone": Synonym("finetune.freeze=backbone"),
     "peft": Synonym("lora.rank", "the rank of LoRA, such as 8"),
+    "r": Synonym("lora.rank"),
     "lora_r": Synonym("lora.rank"),
     "lora_rank": Synonym("lora.rank"),
     "lora_alpha": Synonym("lora.alpha"),

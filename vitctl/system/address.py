@@ -33,7 +33,7 @@ _SPLIT = re.compile(r":[a-z][^:]*(?:\[.*)?$", re.I)  # behind a host without a p
 _NAME = re.compile(r"[\w.-]+")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+:/)", re.I)  # pathlib makes one slash of two
 _HALF = re.compile(
-    r"(?:hf|s3|gs|https?|pipe):(?!//)"
+    r"(?:hf:(?![\w.-]+/[\w./-]+$)|(?:s3|gs|https?|pipe):)(?!//)"
 )  # its query is not known to be one, and would be printed
 
 

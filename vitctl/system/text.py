@@ -119,6 +119,9 @@ def _abbreviates(one: str, other: str) -> bool:
     )
 
 
+_SHORTEST = 2  # letters: `r` is no misspelt `lr`
+
+
 def one_edit_away(word: str, known: Iterable[str]) -> list[str]:
     """Return the known words that differ from `word` by a letter: more, fewer, other or exchanged."""
     return [other for other in known if _is_one_edit(word, other)]
@@ -126,7 +129,7 @@ def one_edit_away(word: str, known: Iterable[str]) -> list[str]:
 
 def _is_one_edit(one: str, other: str) -> bool:
     short, long = sorted((one, other), key=len)
-    if len(long) - len(short) > 1 or one == other:
+    if len(long) - len(short) > 1 or one == other or len(short) < _SHORTEST:
         return False
     start = next(
         (i for i, pair in enumerate(zip(short, long, strict=False)) if pair[0] != pair[1]), len(short)

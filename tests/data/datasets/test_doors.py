@@ -79,6 +79,7 @@ DOORS: dict[str, Place] = {
     "zip without a top folder": packed("zip", top=False),
     "zip of a table": packed("zip", table("filename,target", "{0}{1}.jpg,{0}", name="train.csv")),
     "tar": packed("tar"),
+    "tar of a table": packed("tar", table("filename,target", "{0}{1}.jpg,{0}")),
     "tar.gz": packed("tar.gz"),
     "tar.xz without a top folder": packed("tar.xz", top=False),
 }
@@ -111,6 +112,11 @@ def test_door__has_the_same_images_and_classes(
     [
         (table("img,image,label", "{0}{1},{0}{1}.jpg,{0}"), "the columns image and img may be the path"),
         (table("path,class,target", "{0}{1}.jpg,{0},7"), "the columns class and target may be the label"),
+        (table("path,label,class", "{0}{1}.jpg,{0},7"), "the columns label and class may be the label"),
+        (
+            table("path,label,is_valid", "{0}{1}.jpg,{0},True"),
+            "has a column 'is_valid'; make it a column split",
+        ),
         (table("path,label,splt", "{0}{1}.jpg,{0},train"), "has a column 'splt'; rename it, to split if"),
         (table("path,Label, label", "{0}{1}.jpg,{0},{0}"), "two columns have the same name"),
         (table("name,value", "{0}{1}.jpg,{0}"), "columns are name,value, should be path,label"),
@@ -131,6 +137,82 @@ def test_folder__of_a_table_and_of_classes_or_of_two_tables_is_refused(tmp_path:
         (folder / name).write_text("path,label\ncat/cat0.jpg,cat\n")
         with pytest.raises(DataError, match=said):
             open_originals(str(folder))
+
+
+def splits(place: Path, *, per_folder: bool) -> Path:
+    """Hugging Face's imagefolder with splits: a metadata.csv in each folder, or one for both."""
+    for split in ("train", "test"):
+        lines = []
+        for name, number in ROWS:
+            (place / "set" / split).mkdir(parents=True, exist_ok=True)
+            (place / "set" / split / f"{name}{number}.jpg").write_bytes(
+                photo(name, number + 10 * (split == "test"))
+            )
+            lines.append(f"{'' if per_folder else split + '/'}{name}{number}.jpg,{name}")
+        table = place / "set" / (split if per_folder else ".") / "metadata.csv"
+        old = table.read_text().splitlines() if table.exists() else ["file_name,label"]
+        table.write_text("\n".join([*old, *lines]) + "\n")
+    return place / "set"
+
+
+@pytest.mark.parametrize("per_folder", [True, False])
+def test_imagefolder__keeps_its_splits(per_folder: bool, tmp_path: Path) -> None:
+    found = open_originals(str(splits(tmp_path, per_folder=per_folder)))
+    assert {split: len(originals.items) for split, originals in found.items()} == {"train": 12, "test": 12}
+    for split, originals in found.items():
+        held = sorted((originals.class_names[item.label], item.read()) for item in originals.items)  # type: ignore[index]
+        assert held == sorted((name, photo(name, number + 10 * (split == "test"))) for name, number in ROWS)
+
+
+def test_table__each_row_finds_its_file_by_its_own_ending_and_folder(tmp_path: Path) -> None:
+    folder = flat(tmp_path, "images")
+    (folder / "images/cat0.jpg").rename(folder / "images/cat0.png")
+    (folder / "images/cat1.jpg").rename(folder / "cat1.jpg")
+    lines = ["id,label", *(f"{name}{number},{name}" for name, number in ROWS)]
+    (folder / "list.csv").write_text("\n".join(lines))
+    (split,) = open_originals(str(folder)).values()
+    assert sorted(item.key for item in split.items)[:3] == ["cat1.jpg", "images/cat0.png", "images/cat2.jpg"]
+
+
+def test_table__a_name_that_may_be_two_files_is_refused(tmp_path: Path) -> None:
+    source = DOORS["Kaggle: ids without ending"](tmp_path)
+    (source.parent / "cat0.png").write_bytes(photo("dog", 0))
+    with pytest.raises(DataError, match=r"cat0 may be cat0\.jpg or cat0\.png"):
+        open_originals(str(source))
+
+
+def test_fingerprint__of_a_table_is_of_what_it_lists(tmp_path: Path) -> None:
+    """Runs are written below the folder from which a command is typed."""
+    source = DOORS["path,label"](tmp_path)
+    before = fingerprint(str(source)), fingerprint(str(source.parent))
+    (source.parent / "runs").mkdir()
+    (source.parent / "runs/notes.txt").write_text("more")
+    assert (fingerprint(str(source)), fingerprint(str(source.parent))) == before
+
+
+def test_archive__whose_table_lists_what_is_outside_or_a_name_twice_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "secret.jpg").write_bytes(photo("cat", 0))
+    for name, listed in (("up", "../../../secret.jpg"), ("absolute", str(tmp_path / "secret.jpg"))):
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
+            archive.writestr("labels.csv", f"path,label\n{listed},cat\n1.jpg,dog\n")
+            archive.writestr("1.jpg", photo("dog", 1))
+        with pytest.raises(DataError, match=r"outside the archive|files are missing"):
+            open_originals(str(tmp_path / f"{name}.zip"))
+    with zipfile.ZipFile(tmp_path / "twice.zip", "w") as archive:
+        for name, number in (("cat/0.jpg", 0), ("./cat/0.jpg", 1), ("dog/0.jpg", 2)):
+            archive.writestr(name, photo("cat", number))
+    with pytest.raises(DataError, match=r"has cat/0\.jpg twice"):
+        open_originals(str(tmp_path / "twice.zip"))
+
+
+def test_folder__with_a_table_that_is_none_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    folder = flat(tmp_path, "images")
+    (folder / "labels.csv").write_text("bild,art\n0.jpg,cat\n")
+    with pytest.raises(DataError, match=r"labels\.csv: columns are bild,art, should be path,label"):
+        open_originals(str(folder))
 
 
 def test_zip__that_leads_out_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,18 @@ def test_full_address__of_names_prefixes_and_all_else(
     assert full_address("dinov2_b14") == "hf://facebook/dinov2-base"
     assert full_address("timm:vit_tiny_patch16_224") == "hf://timm/vit_tiny_patch16_224"
     assert full_address("hf:google/vit-base-patch16-224") == "hf://google/vit-base-patch16-224"
-    for same in ("newest", "runs/a", "hf://a/b", "timm://a", "w.safetensors", "https://a.org/b"):
+    for same in (
+        "timm:",
+        "timm:a/b",
+        "timm: x",
+        "hf:a",
+        "newest",
+        "runs/a",
+        "hf://a/b",
+        "timm://a",
+        "w.safetensors",
+        "https://a.org/b",
+    ):
         assert full_address(same) == same
     Path("dinov2_b14").mkdir()
     assert full_address("dinov2_b14") == "dinov2_b14"  # the user's own

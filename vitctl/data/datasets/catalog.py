@@ -12,10 +12,17 @@ from vitctl.data.datasets.readers.class_folder import (
     read_class_folder,
     read_class_tar,
     sort_files,
+    tables_in,
 )
 from vitctl.data.datasets.readers.imagenet import is_imagenet, read_imagenet
-from vitctl.data.datasets.readers.original_files import unpacked
-from vitctl.data.datasets.readers.table import FOLDERS, lists_images, read_parquet, read_table
+from vitctl.data.datasets.readers.original_files import read_archive, unpacked
+from vitctl.data.datasets.readers.table import (
+    FOLDERS,
+    lists_images,
+    read_parquet,
+    read_split_tables,
+    read_table,
+)
 from vitctl.data.datasets.vtab import (
     VAL200_AND_TEST_DIGESTS,
     VTAB,
@@ -32,7 +39,7 @@ from vitctl.data.source.views import Source, source_texts, split_sources
 from vitctl.data.writer.intake import Item, Originals
 from vitctl.data.writer.shard_writer import write_originals
 from vitctl.errors import DataError, explaining
-from vitctl.system.files import parsing
+from vitctl.system.files import leads_out, parsing
 from vitctl.system.pool import default_workers
 from vitctl.system.text import did_you_mean, nearest, one_line, typed_command
 
@@ -227,7 +234,7 @@ def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Pa
 # Original files. What reads a file, by the end of its name: another format is a row here, and a function from
 # its path to its splits in `readers/`.
 FILES: dict[str, Callable[[Path], dict[str, Originals]]] = {
-    ".tar": read_class_tar,
+    ".tar": lambda path: _open_tar(path),
     ".csv": read_table,
     ".tsv": read_table,
     ".parquet": lambda path: read_parquet([path]),
@@ -295,9 +302,26 @@ def is_original_file(path: Path) -> bool:
     return suffix in FILES and path.is_file() and (suffix != ".tar" or is_class_tar(path))
 
 
+def _open_tar(path: Path) -> dict[str, Originals]:
+    """Open a plain tar, which stays packed, unless a table in it lists its images."""
+    names = [name for name, *_ in read_archive(path).files]
+    return _open_packed(path) if tables_in(names) else read_class_tar(path)
+
+
+def listed_files(path: Path) -> list[Path]:
+    """Return the table that lists the images of a folder, or that a path is, and the images; or nothing."""
+    table = path if lists_images(path) else table_of(path) if path.is_dir() else None
+    if table is None:
+        return []
+    items = [item for originals in read_table(table).values() for item in originals.items]
+    return [table, *(table.parent / item.key for item in items)]
+
+
 def _open_packed(path: Path) -> dict[str, Originals]:
     """Open what an archive holds, as a folder of the same content."""
     splits = _open_folder(unpacked(path))
+    for item in (item for originals in splits.values() for item in originals.items if leads_out(item.key)):
+        raise DataError(path, f"its table lists {one_line(item.key)}, which is outside the archive")
     return {split: replace(originals, source=str(path)) for split, originals in splits.items()}
 
 
@@ -320,6 +344,14 @@ def _open_folder(folder: Path) -> dict[str, Originals]:
         return {split: _read_shards(place.folder) for split, place in locate_splits(str(folder), "").items()}
     if table := table_of(folder):
         return read_table(table)
+    inside = {
+        one.name: table
+        for one in sorted(folder.iterdir())
+        if one.name.lower() in ROLES and one.is_dir()
+        if (table := table_of(one))
+    }
+    if inside:
+        return read_split_tables(inside)
     return read_class_folder(folder)
 
 
@@ -329,14 +361,25 @@ def table_of(folder: Path) -> Path | None:
     Raises:
         DataError: there are several, or class folders beside it.
     """
-    tables = [one for one in sorted(folder.iterdir()) if lists_images(one)]
+    held = sorted(folder.iterdir())
+    listed = [one for one in held if one.suffix.lower() in (".csv", ".tsv")]
+    tables = [one for one in listed if lists_images(one)]
+    known = (*ROLES, *FOLDERS, *(one.stem.lower() for one in listed))
+    classes = [
+        one.name for one in held if one.is_dir() and one.name.lower() not in known and one.name[0] != "."
+    ]
+    if (
+        not tables
+        and not classes
+        and len(listed) == 1
+        and not any(one.is_dir() for one in folder.glob("*/*"))
+    ):
+        return listed[0]  # whose reader says what is wrong with it
     if not tables:
         return None
     if len(tables) > 1:
         names = " and ".join(one.name for one in tables)
         raise DataError(folder, f"holds the tables {names}", "give one of them")
-    known = (*ROLES, *FOLDERS, tables[0].stem.lower())
-    classes = [one.name for one in folder.iterdir() if one.is_dir() and one.name.lower() not in known]
     if len(classes) > 1:
         text = f"holds the table {tables[0].name} and folders such as {one_line(min(classes))}"
         raise DataError(folder, text, f"give {tables[0]}, or move it away to use the folders as classes")

@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitctl.data.datasets.catalog import find_data_set, is_original_file, missing_shards, open_originals
+from vitctl.data.datasets.catalog import (
+    find_data_set,
+    is_original_file,
+    listed_files,
+    missing_shards,
+    open_originals,
+)
 from vitctl.data.datasets.readers.imagenet import is_part_of_imagenet
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.datasets.readers.table import lists_images
@@ -102,16 +108,17 @@ def shards_folder(path: str, runs: Path, state: Mapping[str, Any]) -> Path:
 
 
 def fingerprint(path: str) -> dict[str, Any]:
-    """Return the number of files in a folder, and a digest of their names, sizes and times; of a table also
-    those of its folder.
+    """Return the number of files in a folder, and a digest of their names, sizes and times; of a
+    table, of the images that it lists.
 
-    No file is read.
+    No image is read.
     """
     digest, count = hashlib.sha256(), 0
-    if os.path.isfile(path):
-        stat = os.stat(path)
-        digest.update(f"{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-        count, path = 1, os.path.dirname(path) or "." if path.lower().endswith((".csv", ".tsv")) else ""
+    if listed := listed_files(Path(path)) or [Path(path)] * os.path.isfile(path):
+        for place in listed:
+            about = place.stat()
+            digest.update(os.fsencode(f"{place}\0{about.st_size}\0{about.st_mtime_ns}\n"))
+        return {"files": len(listed), "sha256": digest.hexdigest()}
     for folder, folders, names in os.walk(path):
         folders.sort()
         for name in sorted(names):

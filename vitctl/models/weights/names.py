@@ -115,7 +115,7 @@ PUBLISHED = {
     "augreg_b8": _timm("vit_base_patch8_224.augreg_in21k", _AUG, 85.8, _CLS, _APACHE),
     "augreg_l16": _timm("vit_large_patch16_224.augreg_in21k", _AUG, 303.3, _CLS, _APACHE),
 }  # fmt: skip
-_PREFIXES = {"timm:": "hf://timm/", "hf:": "hf://"}
+_PREFIXES = {"timm": r"[\w.-]+", "hf": r"[\w.-]+/[\w.-]+(/[\w./-]+)?"}
 _OF_TIMM_NAME = re.compile(r"(vit|deit3?|eva02|beit(v2)?|flexivit|tiny_vit|samvit)_\w+(\.\w+)?")
 
 
@@ -126,8 +126,9 @@ def full_address(source: str) -> str:
     """
     if source in PUBLISHED and not Path(source).exists():
         return PUBLISHED[source].address
-    prefix = next((one for one in _PREFIXES if source.startswith(one) and "://" not in source), None)
-    return _PREFIXES[prefix] + source.removeprefix(prefix) if prefix else source
+    prefix, _, name = source.partition(":")
+    is_name = prefix in _PREFIXES and re.fullmatch(_PREFIXES[prefix], name)
+    return f"hf://{'timm/' * (prefix == 'timm')}{name}" if is_name else source
 
 
 def find_published(name: str) -> Published:

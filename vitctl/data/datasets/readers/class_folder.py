@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -78,15 +78,20 @@ def _top(names: Sequence[str]) -> str:
     return f"{min(tops)}/" if len(tops) == 1 and deep and not tops & {*ROLES} else ""
 
 
+def tables_in(names: Iterable[str]) -> list[str]:
+    """Return the tables at the top of an archive, or in a folder there, by the names of its files."""
+    return [name for name in names if name.lower().endswith((".csv", ".tsv")) and name.count("/") < 2]
+
+
 def is_class_tar(path: Path) -> bool:
-    """Return whether a tar file holds images in folders and no labels beside them, as shards do; only its
-    first members are looked at.
+    """Return whether a tar file holds images in folders, or a table of them, and no labels beside them, as
+    shards do.
     """
     with suppress(DataError):
         names = [name for name, *_ in read_archive(path).files]
         others = {os.path.splitext(name)[0] for name in names if exclusion_reason(name, bytes)}
         images = [name for name in names if not exclusion_reason(name, bytes)]
-        in_folders = any("/" in name for name in images)
+        in_folders = any("/" in name for name in images) or bool(images and tables_in(names))
         return in_folders and not any(os.path.splitext(name)[0] in others for name in images)
     return False
 

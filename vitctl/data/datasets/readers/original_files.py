@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -445,6 +446,9 @@ def _extract(path: Path, name: str, into: Path) -> None:
                     tar.extract(member, into, filter="data")
         elif name.endswith(".zip"):
             with zipfile.ZipFile(path) as packed:
+                names = Counter(normpath(entry.filename) for entry in packed.infolist() if not entry.is_dir())
+                if twice := [name for name, count in names.items() if count > 1]:
+                    raise DataError(path, f"has {one_line(twice[0])} twice", "pack it again")
                 for entry in packed.infolist():
                     is_link = stat.S_ISLNK(entry.external_attr >> 16)
                     most = _check_member(path, entry.filename, entry.file_size, most, is_plain=not is_link)

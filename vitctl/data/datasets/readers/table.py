@@ -32,11 +32,14 @@ _USUAL = {
         "path", "file_name", "filename", "file", "file_path", "filepath", "image_path", "image_name", "image",
         "image_id", "img", "img_path", "id",
     ),
-    "label": ("label", "class", "class_name", "category", "target", "breed", "species", "diagnosis"),
+    "label": (
+        "label", "class", "class_name", "label_name", "category", "target", "breed", "species", "diagnosis",
+    ),
     "labels": ("labels", "tags", "classes"),
     "split": ("split", "subset"),
 }  # fmt: skip
 _WEAK = ("image_id", "id")  # a number of the row, where a column of files is there too
+_SPLITTING = ("is_valid", "is_test", "is_train", "fold", "partition", "set")  # of splits, in other forms
 _KNOWN = {name for usual in _USUAL.values() for name in usual}
 _SUFFIXES = ("", ".jpg", ".jpeg", ".png", ".JPG", ".webp", ".tif", ".bmp")  # that Kaggle's tables leave out
 FOLDERS = ("images", "image", "imgs", "img", "train", "data")  # beside a table, of its images
@@ -44,6 +47,19 @@ _BETWEEN_LABELS = ";"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?inf", re.ASCII | re.IGNORECASE)
 _WHOLE = re.compile(r"(-?\d{1,18})(\.0*)?", re.ASCII)
 Row = Mapping[str, Any]
+
+
+def read_split_tables(tables: Mapping[str, Path]) -> dict[str, Originals]:
+    """Read a table in the folder of each split, as Hugging Face's imagefolder has them; see `read_table`."""
+    folder = next(iter(tables.values())).parent.parent
+    return _read_rows(
+        folder / "table",
+        [
+            {**row, "path": os.path.join(table.parent.name, row["path"]), "split": split}
+            for split, table in tables.items()
+            for row in _found(table, _table_rows(table))
+        ],
+    )
 
 
 def read_table(path: Path) -> dict[str, Originals]:
@@ -59,7 +75,11 @@ def read_table(path: Path) -> dict[str, Originals]:
     Raises:
         DataError: columns, files or labels are wrong; one line for all missing files.
     """
-    rows = []
+    return _read_rows(path, _table_rows(path))
+
+
+def _table_rows(path: Path) -> list[Row]:
+    rows = list[Row]()
     try:
         text = io.StringIO(read_bytes(path, limits.TABLE).decode("utf-8-sig"), newline="")
         delimiter = table_delimiter(path, text, _is_header)
@@ -75,7 +95,7 @@ def read_table(path: Path) -> dict[str, Originals]:
         raise DataError(path, f"cannot be read as a table ({error})") from None
     if not rows:
         raise DataError(path, "lists no images")
-    return _read_rows(path, rows)
+    return rows
 
 
 _LABELS = ("label", "labels")
@@ -104,21 +124,21 @@ def columns_of(path: Path, columns: Sequence[str]) -> list[str]:
     Raises:
         DataError: there is no column of paths or of labels, or there are several.
     """
-    plain = [name.strip().lower() for name in columns]
+    plain = [re.sub(r"[\s-]+", "_", name.strip().lower()) for name in columns]
     if len({*plain}) < len(plain):
         raise DataError(path, f"two columns have the same name ({one_line(','.join(columns)[:200])})")
     for ours, usual in _USUAL.items():
         found = [name for name in usual if name in plain]
         found = [name for name in found if name not in _WEAK] or found
-        if ours in found:
-            continue
         if near := [name for name in plain if one_edit_away(name, [ours]) and name not in _KNOWN]:
             raise DataError(path, f"has a column {near[0]!r}", f"rename it, to {ours} if that is meant")
         if len(found) > 1:
-            fix = f"rename the right one to {ours}"
-            raise DataError(path, f"the columns {' and '.join(found)} may be the {ours}", fix)
+            raise DataError(path, f"the columns {' and '.join(found)} may be the {ours}", "rename the others")
         if len(found) == 1:
             plain[plain.index(found[0])] = ours
+    if (odd := [name for name in _SPLITTING if name in plain]) and "split" not in plain:
+        fix = "make it a column split with train, validation and test, or remove it"
+        raise DataError(path, f"has a column {odd[0]!r}", fix)
     labels = [name for name in _LABELS if name in plain]
     if "path" not in plain or len(labels) != 1:
         raise DataError(
@@ -130,16 +150,27 @@ def columns_of(path: Path, columns: Sequence[str]) -> list[str]:
 
 
 def _found(path: Path, rows: Sequence[Row]) -> Sequence[Row]:
-    """Return the rows with the paths that the first of them shows: from the folder of the images, with their
-    ending.
+    """Return the rows with the paths of their files: perhaps from the folder of the images beside the table,
+    and with their ending. The splits are those of the folders, if the table has none.
     """
-    known, first = (path.stem.lower(), *FOLDERS), rows[0]["path"]
+    known = (path.stem.lower(), *FOLDERS)
     beside = [one.name for one in sorted(path.parent.glob("*/")) if one.name.lower() in known]
-    for folder, suffix in product(("", *beside), _SUFFIXES):
-        if (path.parent / folder / f"{first}{suffix}").is_file():
-            place = os.path.join(folder, "")
-            return [{**row, "path": f"{place}{row['path']}{suffix}"} for row in rows]
-    return rows
+    ways = list(product(("", *beside), _SUFFIXES))
+    found = []
+    for row in rows:
+        name = os.path.normpath(row["path"])
+        if not (path.parent / name).is_file():
+            places = [os.path.join(folder, name + suffix) for folder, suffix in ways]
+            there = [place for place in places if (path.parent / place).is_file()]
+            if len(there) > 1:
+                text = f"{one_line(row['path'])} may be {one_line(there[0])} or {one_line(there[1])}"
+                raise DataError(path, text, "write the one that is meant")
+            name = there[0] if there else name
+        found.append({**row, "path": name})
+    tops = {row["path"].partition(os.sep)[0].lower() for row in found}
+    if "split" not in rows[0] and len(tops) > 1 and tops <= ROLES.keys():
+        return [{**row, "split": row["path"].partition(os.sep)[0]} for row in found]
+    return found
 
 
 def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
