@@ -204,7 +204,8 @@ def test_synonym__is_answered_in_a_recipe_and_by_explain(word: str, tmp_path: Pa
         ),
         (
             "--load_best_model_at_end",
-            "did you mean --set evaluation.select_best=true --set checkpoint.keep_best=1?",
+            "did you mean --set evaluation.select_best=true --set checkpoint.keep_best=1 "
+            f"({SYNONYMS['load_best_model_at_end'].note})?",
         ),
         ("--amp", "did you mean --precision bf16?"),
         ("--fp16", "vitctl has no such setting (bf16 has the range of float32: machine.precision)"),

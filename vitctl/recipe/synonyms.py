@@ -41,6 +41,7 @@ _PASS = "images of one pass: batch / processes / accumulation steps"
 _FULL_BATCH = "images of all processes and accumulation steps together"
 _DECAYED = "timm and MAE decay matrices alone: set optimizer.decay_on='matrices' too"
 _NUMBERING = "MAE counts layers otherwise: optimizer.layer_decay_numbering"
+_EMA = "0.9998 for 20,000 steps or more; averaging.debias leaves the first weights out"
 _HEAD_DROPOUT = "timm's is before the head alone; dropout is in every block"
 _SIGMOID = "summed over the classes: if theirs is a mean, multiply optimizer.eps and clip_norm by the classes"
 _FROM_DATA = "the data say how many; data.classes chooses among them"
@@ -245,8 +246,8 @@ SYNONYMS = {
     "lora_dropout": Synonym("lora.dropout"),
     "target_modules": Synonym("lora.targets", "of q, k, v, out, fc1 and fc2"),
     # Averages and distillation
-    "model_ema": Synonym("averaging.decay", "such as 0.9998"),
-    "ema": Synonym("averaging.decay", "such as 0.9998"),
+    "model_ema": Synonym("averaging.decay", _EMA),
+    "ema": Synonym("averaging.decay", _EMA),
     "model_ema_decay": Synonym("averaging.decay"),
     "ema_decay": Synonym("averaging.decay"),
     "model_ema_warmup": Synonym("averaging.debias=true", "near: it leaves the first weights out"),
@@ -278,7 +279,10 @@ SYNONYMS = {
     # Scores, checkpoints, logs
     "eval_metric": Synonym("evaluation.metric", "accuracy (top-1), mean_per_class or f1"),
     "metric_for_best_model": Synonym("evaluation.metric", "accuracy, mean_per_class or f1; not the loss"),
-    "load_best_model_at_end": Synonym("evaluation.select_best=true, checkpoint.keep_best=1"),
+    "load_best_model_at_end": Synonym(
+        "evaluation.select_best=true, checkpoint.keep_best=1",
+        "and one number for evaluation.every_steps and checkpoint.every_steps",
+    ),
     "patience": Synonym("evaluation.patience", "scores, not epochs; data.patience waits for a store"),
     "early_stopping": Synonym("evaluation.patience", "scores without a better one"),
     "eval_strategy": Synonym("evaluation.every_steps", "steps; 0: only at the end"),
