@@ -40,9 +40,15 @@ class VitctlError(Exception):
             print(error.fix)  # did you mean ...
     """
 
+    where: str
+    what: str
+    fix: str
     passes = False  # whether the same command may work later, with nothing changed: exit code 3, not 2
 
     def __init__(self, where: object, what: object = "", fix: object = "") -> None:
+        if isinstance(what, VitctlError) and what.where == str(where):  # a place is said once
+            fix = fix or what.fix
+            what = what.what
         fields = (where, what, fix) if str(what) else ("", where, fix)
         self.where, self.what, self.fix = map(str, fields)
         super().__init__(self.where, self.what, self.fix)

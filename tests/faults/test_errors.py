@@ -66,6 +66,7 @@ def test_explained__where_what_and_how_to_fix(code: int) -> None:
 def test_error__has_fields_that_its_text_is_made_of(fields: tuple[str, ...], text: str) -> None:
     for error in (made := DataError(*fields), pickle.loads(pickle.dumps(made)), copy.copy(made)):
         assert (error.where, error.what, error.fix, str(error)) == (*fields, text)
+    assert str(DataError("a.toml", DataError("a.toml", "no table", "add one"))) == "a.toml: no table; add one"
     made.passing(True)
     assert pickle.loads(pickle.dumps(made)).passes
     assert (DataError("all of it", fix="do so").where, DataError("all of it").what) == ("", "all of it")

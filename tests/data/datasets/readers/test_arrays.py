@@ -135,10 +135,10 @@ def test_parse_example__bytes_and_integers(packed: bool) -> None:
     [
         (record(b"one")[:-1], "truncated within the record at byte 12; copy it again"),
         (record(b"one")[:14], "truncated within the record at byte 12"),
-        (record(b"one") + record(b"two")[:7], "damaged or not a TFRecord file"),
-        (b"\x04" + record(b"one")[1:], "truncated within the record at byte 12"),
-        (b"\x1f\x8b\x08 a packed file, and so on", "damaged or not a TFRecord file"),
-        (struct.pack("<QI", 2**40, masked(struct.pack("<Q", 2**40))), "damaged or not a TFRecord file"),
+        (record(b"one") + record(b"two")[:7], "damaged or not a TFRecord file, at byte 19"),
+        (b"\x04" + record(b"one")[1:], "damaged or not a TFRecord file, at byte 0"),
+        (b"\x1f\x8b\x08 a packed file, and so on", "damaged or not a TFRecord file, at byte 0"),
+        (struct.pack("<QI", 2**40, masked(struct.pack("<Q", 2**40))), "a record of 1,099,511,627,776"),
     ],
 )
 def test_records__refuse_damage(data: bytes, message: str, tmp_path: Path) -> None:

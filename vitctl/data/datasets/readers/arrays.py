@@ -359,7 +359,8 @@ class _PlainData(pickle.Unpickler):
 # TFRecord files and the Example messages in them, read without TensorFlow; DMLab comes in such files
 
 _DMLAB_CLASSES = tuple(f"reward sign and distance, class {number}" for number in range(6))
-_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # length and its checksum; checksum of the data
+_HEADER = struct.Struct("<QI")  # length, and its checksum
+_FOOTER_BYTES = 4  # checksum of the data
 
 
 def read_dmlab(root: Path) -> dict[str, Originals]:
@@ -398,22 +399,20 @@ def _only(example: dict[str, list[Any]], name: str, path: Path) -> Any:
 
 
 def records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and data of every record. Checksums are not compared.
+    """Yield offset and data of every record. The lengths' checksums are compared, not those of the data.
 
     Raises:
         DataError: the file is damaged or cut short.
     """
     with open_regular(path, error=DataError) as file:
-        while header := file.read(_HEADER_BYTES):
+        while header := file.read(_HEADER.size):
             offset = file.tell()
-            length = int.from_bytes(header[:8], "little")
-            if length > limits.RECORD or len(header) < _HEADER_BYTES:
-                raise DataError(
-                    path,
-                    f"damaged or not a TFRecord file: a record of {length:,} bytes at byte "
-                    f"{offset - len(header)}, should be at most {limits.RECORD:,}",
-                    "copy it again",
-                )
+            length, checksum = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, -1)
+            if checksum != _masked_crc32c(header[:8]):
+                text = f"damaged or not a TFRecord file, at byte {offset - len(header)}"
+                raise DataError(path, text, "copy it again")
+            if length > limits.RECORD:
+                raise DataError(path, f"a record of {length:,} bytes, should be at most {limits.RECORD:,}")
             data = file.read(length)
             if len(data) < length or len(file.read(_FOOTER_BYTES)) < _FOOTER_BYTES:
                 raise DataError(path, f"truncated within the record at byte {offset}", "copy it again")
@@ -481,3 +480,14 @@ def _varint(message: memoryview, place: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, place
     raise ValueError("an integer of more than 64 bits")
+
+
+def _masked_crc32c(data: bytes) -> int:
+    """Return TFRecord's checksum: CRC-32C, rotated by 15 bits, plus a constant."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return (crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8 & 0xFFFFFFFF
