@@ -38,7 +38,7 @@ from vitctl.engine.evaluation import Score
 from vitctl.engine.log import is_due
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.state import Counts
-from vitctl.engine.trainer import Trainer
+from vitctl.engine.trainer import Evaluator, Trainer
 from vitctl.engine.update import TrainStep, Update
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.pretrain import pretrain
@@ -370,17 +370,15 @@ class Diary(Trainer):
         self.step, self.saved, self.folder, self.journal = 0, -1, Path(), Mock()
         self.counts, self.scores, self.probed = Counts(), {}, set[int]()
         self.train_step = replace(step, changing=self.changing)
-        every = {"log": log, "evaluation": evaluate, "checkpoint": save, "fewshot_probe": probe}
+        every = {"log": log, "evaluation": evaluate, "checkpoint": save}
         sections: Any = {k: SimpleNamespace(every_steps=v, patience=0) for k, v in every.items()}
-        sections["evaluation"].metric = "accuracy"
         more = {"data": SimpleNamespace(max_bad_fraction=0), "schedule": SimpleNamespace(batch_size=8)}
         self.recipe: Any = SimpleNamespace(**sections, **more, machine=SimpleNamespace(compile=False))
-        self.score, self.probe = self.scored, (self.probed_now if probe else None)  # type: ignore[assignment]
-        self.every = log
-
-    @property
-    def _probe_every(self) -> int:
-        return int(self.recipe.fewshot_probe.every_steps)
+        rows = [
+            Evaluator("evaluate", evaluate, self.scored, self.scores.__contains__, self.write_score),
+            Evaluator("fewshot", probe, self.probed_now, self.probed.__contains__, self.write_fewshot),
+        ]
+        self.evaluators, self.every = rows[: 1 + bool(probe)], log
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -407,8 +405,8 @@ class Diary(Trainer):
     def probed_now(self, _: Any) -> Any:
         self.said.append(f"probe {self.step}")
 
-    def write_score(self, *_: Any) -> None:
-        pass
+    def write_score(self, step: int, score: Score, _: float) -> None:
+        self.scores[step] = score
 
     def write_fewshot(self, step: int, *_: Any) -> None:
         self.probed.add(step)

@@ -162,7 +162,7 @@ def timed(trainer: Trainer, clock: Clock) -> Trainer:
         recipe=recipe.model_copy(update=sections),
         state=state,
         train_step=Timed(**{one.name: getattr(step, one.name) for one in fields(step) if one.init} | changed),
-        probe=None,
+        evaluators=(),
         total_steps=2**40,
         pending=deque(),
     )

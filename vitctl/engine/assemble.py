@@ -44,7 +44,7 @@ from vitctl.engine.runtime import (
 from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
 from vitctl.engine.sharding import place_of, shard_as
 from vitctl.engine.state import RunState, computed_on
-from vitctl.engine.trainer import Trainer
+from vitctl.engine.trainer import Evaluator, Trainer
 from vitctl.engine.update import AllReduced, Gradients, TrainStep
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
@@ -280,6 +280,14 @@ def assembled(
         batch_size=s.batch_size,
         background=recipe.checkpoint.background,
     )
+    evaluators: list[Evaluator] = []
+    if score is not None:
+        add, every = partial(state.add_score, metric=recipe.evaluation.metric), recipe.evaluation.every_steps
+        evaluators.append(Evaluator("evaluate", every, score, lambda step: step in state.scores, add))
+    if probe is not None:
+        assert isinstance(recipe, Pretrain)
+        every = recipe.fewshot_probe.every_steps
+        evaluators.append(Evaluator("fewshot", every, probe, log.probed.__contains__, log.write_fewshot))
     train_step = TrainStep(
         runtime,
         wrapped,
@@ -304,8 +312,7 @@ def assembled(
         state=state,
         log=log,
         train_step=train_step,
-        score=score,
-        probe=probe,
+        evaluators=evaluators,
         total_steps=steps,
         steps_behind=int(is_cuda),
     )

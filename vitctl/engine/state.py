@@ -158,6 +158,11 @@ class RunState:
             self.go_to(self.step + 1)
             self._is_updating = False
 
+    def add_score(self, step: int, score: Score, seconds: float, *, metric: str) -> None:
+        """Keep and log the score after a step; `metric` names the number that decides."""
+        self.scores[step] = replace(score, metric=metric)
+        self._log.write_score(step, self.scores[step], seconds)
+
     def at_the_start(self) -> "RunState":
         """Return a state of the same network before its first step, with nothing counted."""
         other = copy(self)

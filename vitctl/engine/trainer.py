@@ -6,13 +6,11 @@ together.
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, TypeVar
-
-from torch import nn
+from typing import Any, NamedTuple, TypeVar
 
 from vitctl.data.loader.batches import Batch, take
 from vitctl.engine.evaluation import Score
@@ -28,7 +26,25 @@ from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.text import typed
 
 BUDGET_FLOOR = 10_000  # images; the budget of bad samples is computed from at least this many
-Found = TypeVar("Found")
+T = TypeVar("T")
+
+
+class Evaluator(NamedTuple):
+    """What is measured of the network by schedule, and after the last step.
+
+    Args:
+        name: of its records in the log.
+        every_steps: 0: after the last step only.
+        run: measures a network.
+        is_known: whether the records have it of a step; on the main process.
+        record: writes down what was found after a step, and the seconds that it took.
+    """
+
+    name: str
+    every_steps: int
+    run: Callable[[Model], Any]
+    is_known: Callable[[int], bool]
+    record: Callable[[int, Any, float], None]
 
 
 @dataclass(eq=False)
@@ -46,8 +62,7 @@ class Trainer:
         state: network, optimizer, average, counts, scores.
         log: what is written down.
         train_step: computes an update.
-        score: scores a network on the images to score; None: there are none.
-        probe: gives a network's few-shot accuracies by number of shots and seed; None: it is off.
+        evaluators: what is measured by schedule, in this order.
         total_steps: the last step.
         steps_behind: how late numbers are read from the device.
     """
@@ -61,8 +76,7 @@ class Trainer:
     state: RunState
     log: RunLog
     train_step: TrainStep
-    score: Callable[[nn.Module], Score] | None
-    probe: Callable[[Model], dict[int, list[float]]] | None
+    evaluators: Sequence[Evaluator]
     total_steps: int
     steps_behind: int
     # Not read from the device yet: step, update, moments around the wait for its images, these.
@@ -155,8 +169,8 @@ class Trainer:
 
     def _is_read_at_once(self) -> bool:
         """Whether the numbers of this step are read before the next one begins."""
-        recipe, step = self.recipe, self.state.step
-        often = (recipe.evaluation.every_steps, self._probe_every, recipe.checkpoint.every_steps)
+        step = self.state.step
+        often = [self.recipe.checkpoint.every_steps, *(one.every_steps for one in self.evaluators)]
         is_now = step == self.total_steps or self.log.reads(step)
         return is_now or any(is_due(step, every) for every in often)
 
@@ -206,38 +220,30 @@ class Trainer:
 
     # Evaluation by schedule
 
-    @property
-    def _probe_every(self) -> int:
-        return self.recipe.fewshot_probe.every_steps if isinstance(self.recipe, Pretrain) else 0
-
     def measure_if_due(self) -> None:
-        """Score and probe the network after this step, if the recipe asks for it and the log has it not yet.
+        """Measure the network after this step as the recipe asks, unless the log has it already.
 
         The training ends at this step if the last evaluation.patience scores have not improved the best.
         """
-        state, log, asked, step = self.state, self.log, self.recipe.evaluation, self.state.step
-        is_last = step == self.total_steps
-        scores_now = is_last or is_due(step, asked.every_steps)
-        if self.score and scores_now and not self._main_has(step in state.scores):
-            score, seconds = self._measured(self.score)
-            state.scores[step] = replace(score, metric=asked.metric)
-            log.write_score(step, state.scores[step], seconds)
-        probes_now = (is_last and self._probe_every > 0) or is_due(step, self._probe_every)
-        if self.probe and probes_now and not self._main_has(step in log.probed):
-            log.write_fewshot(step, *self._measured(self.probe))
+        state, step = self.state, self.state.step
+        for one in self.evaluators:
+            is_now = step == self.total_steps or is_due(step, one.every_steps)
+            if is_now and not self._main_has(one.is_known(step)):
+                one.record(step, *self._measured(one.run))
         if self._is_stale(step):
             best = max(state.scores, key=lambda at: (state.scores[at].deciding, -at), default=0)
-            numbers = {"total_steps": self.total_steps, "best": best, "patience": asked.patience}
-            log.journal.write("early_stop", step=step, **numbers)
+            numbers = {"total_steps": self.total_steps, "best": best}
+            patience = self.recipe.evaluation.patience
+            self.log.journal.write("early_stop", step=step, **numbers, patience=patience)
             self.total_steps = step  # the learning rate stays that of the planned length
 
-    def _measured(self, function: Callable[[Model], Found]) -> tuple[Found, float]:
-        """Return what a function finds of the network, or of its average if there is one, and its seconds."""
+    def _measured(self, run: Callable[[Model], T]) -> tuple[T, float]:
+        """Return what is measured of the network, or of its average if there is one, and the seconds."""
         if self.state.step == self.total_steps:
             self.state.save(last=True)  # if the process ends during the last evaluation, no step is lost
         began = time.perf_counter()
         with self.state.averaged() as network:
-            found = function(network)
+            found = run(network)
         return found, round(time.perf_counter() - began, 3)
 
     def _ends_at(self, step: int) -> bool:

@@ -154,19 +154,23 @@ def _prepare(
     # Another machine of the same run may be preparing the folder.
     with prepared_folder(run_dir, loaded.recipe.machine.start_timeout if config.nodes > 1 else 0.0):
         check_not_foreign(run_dir)  # not before: another machine may be writing the files of this run
-        before = (
-            load_recipe(str(file)).recipe if file.exists() and not failed_without_output(run_dir) else None
-        )
-        loaded, taken = _pinned(_with_earlier_formats(loaded, before, run_dir), before)
+        is_new = not file.exists() or failed_without_output(run_dir)
+        before = None if is_new else load_recipe(str(file)).recipe
+        # 1. Settle what the recipe leaves open: formats, weights, lengths in images, lanes.
+        loaded = _with_earlier_formats(loaded, before, run_dir)
+        loaded, taken = _pinned(loaded, before)
         loaded, inputs = fit_to_data(loaded, run_dir, before)
         loaded, inputs = fit_lanes(loaded, before, inputs, run_dir, nodes)
+        # 2. A run in the folder goes on only as the same run.
         _not_shorter(loaded.recipe, run_dir)  # first: the other error would advise this length
         changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
+        # 3. Refuse what the job would refuse: images, weights, machine, labels.
         inputs = check_recipe(loaded.recipe, run_dir, inputs, nodes)
         if batch is None:
             _check_machine(loaded.recipe)
         if isinstance(loaded.recipe, Evaluate):
             _check_evaluation(loaded.recipe, inputs)
+        # 4. Write the folder.
         is_trained = isinstance(loaded.recipe, TrainRecipe) and any(run_dir.glob(f"**/{CHECKPOINTS}/{STEPS}"))
         if before is None:
             clear(run_dir)

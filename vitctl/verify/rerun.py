@@ -200,9 +200,8 @@ def _scored(rerun: Rerun, result: RunResult | None) -> Finding:
     def act(trainer: Trainer) -> None:
         state = trainer.state
         state.load(read_checkpoint(path.parent))
-        if trainer.score is not None:
-            with averaged(state.network, state.average if chosen.averaged else None):
-                scores.append(trainer.score(state.network))
+        with averaged(state.network, state.average if chosen.averaged else None):
+            scores.extend(one.run(state.network) for one in trainer.evaluators if one.name == "evaluate")
 
     rerun.reach(act, path.parent)
     if not scores:
