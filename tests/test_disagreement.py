@@ -71,6 +71,7 @@ def test_resume__one_that_cannot_read_the_checkpoint(
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step_00000004", NEWEST]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", [*slow("none"), "fsdp"])
 def test_resume__one_that_reads_other_numbers(
     interrupted: Path, tiny_data: Path, tmp_path: Path, sharding: str

@@ -131,6 +131,7 @@ def test_word_sum__of_parts_adds_up_and_sees_one_bit(parts: int) -> None:
     assert word_sum([("v", whole, 0)]) != word_sum([("w", whole, 0)])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_checkpoint__is_one_of_torch_distributed_without_a_pickle(sharded: Path, tmp_path: Path) -> None:
     folder = step(sharded, 6)

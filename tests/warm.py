@@ -34,6 +34,10 @@ from typing import Any, NoReturn
 import PIL.Image
 import typer.main
 
+# The suite starts hundreds of processes, and without bytecode each of them compiles vitctl anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = (
     "numpy.ma",

@@ -238,6 +238,7 @@ def test_several__side_by_side(vitctl: Vitctl, tmp_path: Path) -> None:
     assert "needs images: name files or folders, or a split with --data" in " ".join(said.out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_predictions__are_those_of_the_network(vitctl: Vitctl, photos: Path, tmp_path: Path) -> None:
     from vitctl.data.images.decode import open_picture

@@ -49,6 +49,7 @@ def test_vtab__light_says_that_it_is_not_the_protocol(
     assert "light:" in (tmp_path / "table" / "table.csv").read_text()
 
 
+@pytest.mark.slow
 def test_vtab__sweeps_unless_told_not_to(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
     said = vitctl("vtab", "--from", pretrained, *FEW, *GIVEN)
     assert (said.code, said.err) == (0, "")

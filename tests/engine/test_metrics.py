@@ -135,6 +135,7 @@ def test_class_scores__are_scikit_learns(pairs: list[tuple[int, int]]) -> None:
     assert list(macro_scores(by_class).values()) == pytest.approx(macro, rel=1e-13)
 
 
+@pytest.mark.slow
 def test_bootstrap__is_near_one_that_draws_the_images_and_scores_them_with_scikit_learn() -> None:
     generator = np.random.default_rng(1)
     own = generator.integers(0, 5, 200) * 2

@@ -172,6 +172,7 @@ def test_resume__a_debiased_average_goes_on_bit_for_bit(
     assert checkpoint(folder, 8) == checkpoint(straight, 8)
 
 
+@pytest.mark.slow
 def test_save__a_slow_copy_has_the_state_of_its_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where averages take the place of the weights after it."""
     values = {**SHORT, "averaging.decay": 0.5, "checkpoint.keep_last": 4}
@@ -285,6 +286,7 @@ def test_log__data_wait_is_the_share_of_time_without_data(
     assert low <= np.median(waits) <= high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "rank", "what"), [("slow_images", 1, "data"), *slow(("slow_passes", 0, "computation"))]
 )

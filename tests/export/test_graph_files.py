@@ -66,7 +66,7 @@ def test_onnx__agrees_with_every_family_at_any_batch(
     assert axes in notes(tmp_path / "run")
 
 
-@pytest.mark.parametrize("format", ["onnx", "pt2"])
+@pytest.mark.parametrize("format", [*slow("onnx"), "pt2"])
 def test_graphs__hold_no_path_of_this_machine(
     saved: Saved, exported: Exported, tmp_path: Path, format: str
 ) -> None:
@@ -81,6 +81,7 @@ def test_graphs__hold_no_path_of_this_machine(
     assert [place for place in places for content in contents if place.encode() in content] == []
 
 
+@pytest.mark.slow
 def test_onnx__kernels_are_standardised_once(saved: Saved, exported: Exported, tmp_path: Path) -> None:
     """Not again in every pass: weights of a convolution are constants of the graph."""
     exported(saved("resnet v2"), "onnx", **{"export.features": True})  # a graph that is exported above
@@ -121,7 +122,7 @@ def test_out__nothing_is_replaced_before_all_is_written(
     assert {path.name: path.read_text() for path in target.parent.iterdir()} == {"new.onnx": "old"}
 
 
-@pytest.mark.parametrize("method", [*slow("shorter_side"), "letterbox"])
+@pytest.mark.parametrize("method", slow("shorter_side", "letterbox"))
 def test_onnx__pre_processing_inside_gives_vitctls_answers(
     saved: Saved, exported: Exported, tmp_path: Path, photos: Path, method: str
 ) -> None:
@@ -231,8 +232,10 @@ def large_activation(model: Model) -> None:
 @pytest.mark.parametrize(
     ("plant", "named"),
     [
-        (large_weight, r"weight blocks\.1\.mlp\.fc1\.bias: 1e\+05"),
-        *slow((large_activation, r"layer blocks\.1\.mlp\.fc1 \(MatMul\): ")),
+        *slow(
+            (large_weight, r"weight blocks\.1\.mlp\.fc1\.bias: 1e\+05"),
+            (large_activation, r"layer blocks\.1\.mlp\.fc1 \(MatMul\): "),
+        ),
     ],
 )
 def test_onnx__float16_that_overflows_is_refused_with_its_layer(

@@ -115,6 +115,7 @@ def several(folder: Path, data: Path, body: Path, num_processes: int, **more: An
     assert set(codes) == {0}, shown.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_lanes__any_number_of_processes_gives_the_same_bytes(
     tuned: Path, body: Path, tiny_data: Path, tmp_path: Path, num_processes: int

@@ -37,6 +37,7 @@ def curve(folder: Path) -> list[tuple[float, ...]]:
     return [(r["loss"], r["lr"], r["grad_norm"]) for r in train_records(folder)]
 
 
+@pytest.mark.slow
 def test_probe__does_not_touch_the_training(run: Run, tiny_data: Path) -> None:
     alone, probed = run("alone", **DROPOUT), run("probed", **probe(tiny_data))
     assert len(curve(alone)) == 20

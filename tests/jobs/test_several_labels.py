@@ -40,6 +40,7 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path / "rgb"
 
 
+@pytest.mark.slow
 def test_several_labels__are_learned_and_scored(shards: Path, tmp_path: Path) -> None:
     values = {
         "data.path": str(shards),

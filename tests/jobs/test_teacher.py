@@ -110,6 +110,7 @@ def several(folder: Path, data: Path, start: Path, teacher: Path, num_processes:
     assert set(codes) == {0}, shown.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_lanes__any_number_of_processes_gives_the_same_bytes(
     taught: Path, pretrained: Path, teacher: Path, tiny_data: Path, tmp_path: Path, num_processes: int

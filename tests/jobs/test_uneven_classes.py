@@ -58,7 +58,8 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("values", CHANGES)
-@pytest.mark.parametrize("num_processes", [2, pytest.param(3, marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [2, 3])
 def test_uneven__any_number_of_processes_gives_the_same_bytes(
     run: Run, uneven: Path, tmp_path: Path, values: dict[str, Any], num_processes: int
 ) -> None:

@@ -230,6 +230,7 @@ def test_foreign_launch__what_arrives_is_accepted() -> None:
     check_arrives({**LAUNCHED, **several, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "key"),
     [

@@ -32,8 +32,8 @@ pytestmark = [
         # The last one computes the class token alone.
         ("vit", {"depth": 4}, 4, 1 + 1),
         # The first block drops nothing; all other rates share a graph.
-        ("vit", {"depth": 5, "drop_path": 0.3}, 5, 2 + 1),
         *slow(
+            ("vit", {"depth": 5, "drop_path": 0.3}, 5, 2 + 1),
             ("axial", {"depth": 6}, 6, 1),
             # One for each shape of unit, and one for the Transformer.
             ("hybrid", {"stage_depths": (3, 2)}, 5 + 2, 4 + 1 + 1),
@@ -155,6 +155,7 @@ def test_compile_errors__are_one_line() -> None:
         model(torch.randn(2, 3, 32, 32))
 
 
+@pytest.mark.slow
 def test_compile_blocks__keeps_less_for_the_backward_pass() -> None:
     config = replace(TINY["vit"], depth=4)
 

@@ -41,6 +41,7 @@ def test_every_entry_is_of_a_key() -> None:
     assert [entry for entry in FREE_TO_CHANGE if not any(key.startswith(entry) for key in keys)] == []
 
 
+@pytest.mark.slow
 def test_neutral__changes_no_number_no_digest_and_the_run_goes_on(
     run: Run, pretrained: Path, tmp_path: Path
 ) -> None:

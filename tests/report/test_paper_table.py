@@ -28,6 +28,7 @@ def test_result_rows__paper_ours_and_cost_side_by_side() -> None:
     assert (rows["jft_h14"].paper_exaflops, rows["jft_h14"].paper_core_days) == (4262, 2500)
 
 
+@pytest.mark.slow
 def test_average_of_five__only_of_all_five() -> None:
     names = dict(zip(FIVE, ("imagenet", "cifar10", "cifar100", "pets", "flowers102"), strict=True))
     every = {(B32, f"finetune_{name}"): (float(place),) for place, name in enumerate(names.values())}

@@ -57,6 +57,7 @@ def run_here(folder: Path, data: str, **values: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "seconds"),
     [(0, 2.0), *slow((2, 2.0), (2, 90.0))],

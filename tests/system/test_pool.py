@@ -51,6 +51,7 @@ def test_run_tasks__a_killed_process_is_told_and_none_is_left() -> None:
     assert {child.pid for child in psutil.Process().children()} <= earlier
 
 
+@pytest.mark.slow
 def test_run_tasks__a_worker_whose_reader_died_ends_too() -> None:
     """It held the reading end of its own pipe, and waited for ever."""
     reader, writer = os.pipe()

@@ -14,6 +14,7 @@ import pytest
 from fsspec import asyn
 
 from tests.data.server import Faults, serving
+from tests.matrix import few
 from vitctl.errors import CheckpointError, DataError, VitctlError
 from vitctl.models.weights.download import fetch
 from vitctl.system import remote
@@ -82,7 +83,7 @@ SERVERS = {
 }
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("name", few([*SERVERS], "dripping headers", "continue for ever", "body for ever"))
 def test_endless_answers__end(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("vitctl.system.limits.HTTP_SECONDS", 1)
     monkeypatch.setattr(remote, "LEAST_ATTEMPTS", 2 if name == "dripping body" else 1)
@@ -292,7 +293,7 @@ def test_outage__is_of_the_whole_server(tmp_path: Path, monkeypatch: pytest.Monk
         assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize("silent_seconds", [0, 4])
+@pytest.mark.parametrize("silent_seconds", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_outage__leaves_the_connections_of_the_node_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent_seconds: int
 ) -> None:

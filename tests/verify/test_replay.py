@@ -77,6 +77,7 @@ def test_honest_run__its_steps_are_equal_bit_for_bit(finished: Path) -> None:
     assert said(finished, "replay", steps="9") == [("ok", "step 9: equal, bit for bit")]
 
 
+@pytest.mark.slow
 def test_dropout__is_equal_but_proves_nothing_of_several_processes(train: Train) -> None:
     run = train("a", **{"model.dropout": 0.3, "model.drop_path": 0.2, "machine.micro_batch": 5})
     assert said(run, "replay", steps="all") == EQUAL
@@ -280,6 +281,7 @@ def test_steps_that_do_not_exist__are_one_line(finished: Path, text: str) -> Non
         found(finished, steps=text)
 
 
+@pytest.mark.slow
 def test_a_run_that_resumed_in_another_way__is_equal(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

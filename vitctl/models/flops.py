@@ -591,10 +591,12 @@ NOT_INSTALLED = "not installed"
 
 def installed(names: Iterable[str]) -> dict[str, str]:
     """Return the version of each package, NOT_INSTALLED where it is not."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = NOT_INSTALLED
-    return found
+    return {name: _version(name) for name in names}
+
+
+@cache
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return NOT_INSTALLED

@@ -59,6 +59,7 @@ def test_read_originals__refuses(name: str, message: str, tmp_path: Path) -> Non
         read_originals(name, tmp_path)
 
 
+@pytest.mark.slow
 def test_make_set__goes_on_where_it_was_killed_between_two_splits(tmp_path: Path) -> None:
     """The one split that is there is no whole set."""
     write_data_set(DATA_SETS["digits"], tmp_path / "digits")

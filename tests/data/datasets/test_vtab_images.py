@@ -120,6 +120,7 @@ def test_open_task__a_copy_is_named_also_behind_an_exclusion_list(tmp_path: Path
     assert "Hugging Face parquet copy" in data.copy
 
 
+@pytest.mark.slow
 def test_open_task__sets_that_come_with_vitctl_are_written_and_whole(tmp_path: Path) -> None:
     data = open_task(BY_NAME["shapes-shape"], tmp_path / "none", scratch=tmp_path)
     assert data.test.class_names == SHAPES

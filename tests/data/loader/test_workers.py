@@ -109,6 +109,7 @@ Chosen = SyntheticSource
 """
 
 
+@pytest.mark.slow
 def test_workers__that_are_hit_while_they_start_do_not_stop_their_parent() -> None:
     """As Ctrl-C hits all processes of a terminal: two that count it in the parent's pipe would make the
     parent leave at once.

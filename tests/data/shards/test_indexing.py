@@ -100,6 +100,7 @@ def test_index_shards__writes_what_numpy_would_for_any_number_of_workers(tmp_pat
     assert len(texts) == 1
 
 
+@pytest.mark.slow
 def test_index_shards__continues_after_kill_9(tmp_path: Path, asked: Callable[[], list[str]]) -> None:
     paths = write_shards(tmp_path / "shards")
     index_shards(paths)
@@ -170,6 +171,7 @@ def test_index_shards__two_at_a_time_are_refused(tmp_path: Path, monkeypatch: py
     index_shards(paths)
 
 
+@pytest.mark.slow
 def test_index_addresses__fetches_only_what_is_missing_or_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

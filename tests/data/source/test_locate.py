@@ -41,7 +41,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("cache_bytes", [0, GIB])
+@pytest.mark.parametrize("cache_bytes", [pytest.param(0, marks=pytest.mark.slow), GIB])
 def test_remote_split__is_the_local_one_over_a_bad_line(make_split: MakeSplit, cache_bytes: int) -> None:
     local = ShardSource(make_split(40))
     faults = Faults(3, **FAULTS)

@@ -100,6 +100,7 @@ def test_finetune__its_own_weights_record_what_they_were_trained_with(
     assert meta["mean"] == [0.485, 0.456, 0.406] and "assumed" not in meta
 
 
+@pytest.mark.slow
 def test_export__what_was_assumed_goes_along(bare: Path, tmp_path: Path) -> None:
     values = {
         "weights.source": str(bare),

@@ -57,6 +57,7 @@ def test_dsprites__labels_equal_the_factors_of_every_row() -> None:
     assert np.bincount(SPRITE_LABELS["orientation"](np.arange(40) * 1024)).tolist() == [3, 2] * 8
 
 
+@pytest.mark.slow
 def test_dsprites__the_published_scores_of_guessing() -> None:
     """One location has 4,541 of the 73,728 test images, one orientation 5,491: a constant answer's score."""
     order = md5_order(range(737_280), "train")

@@ -65,6 +65,7 @@ def test_read__flat_validation_with_the_table_of_kaggle(tmp_path: Path) -> None:
     assert labels(splits["validation"]) == {VALIDATION[0]: 0, VALIDATION[1]: 999}
 
 
+@pytest.mark.slow
 def test_read__tar_files_stay_packed(tmp_path: Path) -> None:
     """A tar of a tar per class, one PNG named JPEG, and a tar of flat images with a list of their classes."""
     images = {
