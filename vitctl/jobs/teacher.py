@@ -17,14 +17,12 @@ def load_teacher(
     """Return the teacher of [distillation] on the device; None without one.
 
     Args:
-        recipe, run: of the training.
         start: weights of the student.
         image_size: of the student, in pixels; the teacher's position embedding is resized to it.
         classes: names of the data's.
 
-    Raises:
-        CheckpointError: there are no such weights, or their classes or their width do not fit.
-        LaunchError: other processes read other weights.
+    Raises CheckpointError if the weights are missing or do not fit, LaunchError if processes read different
+    ones.
     """
     if not recipe.distillation.teacher:
         return None
@@ -48,7 +46,7 @@ def load_teacher(
 
 
 def teacher_used(recipe: Finetune, teacher: Teacher | None) -> dict[str, Any]:
-    """Return what a result says of its teacher; empty without one."""
+    """Return the teacher's provenance; empty without one."""
     if teacher is None:
         return {}
     return {"distillation": {**recipe.distillation.model_dump(), "teacher_sha256": teacher.sha256}}
