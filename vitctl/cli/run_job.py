@@ -1,4 +1,4 @@
-"""From a recipe's flags to a result: what all commands that run a job share."""
+"""From a recipe's flags to a result: shared by all commands that run a job."""
 
 import os
 import sys
@@ -38,11 +38,8 @@ def run_job(
     Exits with the command's exit code.
 
     Args:
-        job: the command.
-        recipe: name or path.
         flags: everyday flags that were given: flag -> (dotted key, value).
         out: run folder; None makes a new one.
-        set_, dry_run, all_, slurm, k8s, nodes, restarts, device: values of these flags.
     """
     from vitctl.cli.show.console import waiting
     from vitctl.errors import RecipeError
@@ -86,7 +83,7 @@ def run_job(
 
 
 def finetune_recipe(dataset: str | None) -> str:
-    """Return the name of the recipe that `finetune` takes for a data set if none is given."""
+    """Return the recipe that `finetune` uses for a data set by default."""
     from vitctl.data.datasets.catalog import find_data_set
     from vitctl.recipe.load import recipe_names
 
@@ -95,7 +92,7 @@ def finetune_recipe(dataset: str | None) -> str:
 
 
 def fetch_weights_of(loaded: "Loaded") -> None:
-    """Download the weights at an address, with progress on the screen, if they are not in the cache."""
+    """Download the weights at an address unless they are cached, with progress on the screen."""
     source = getattr(getattr(loaded.recipe, "weights", None), "source", "")
     if "://" in source:
         from vitctl.cli.show.console import fetch_weights
@@ -116,7 +113,7 @@ def run_loaded(
     Exits with 3 if it was stopped.
 
     Args:
-        batch: the resources of a job that runs it; None: it runs now.
+        batch: the resources of a job that will run it; None: it runs now.
         allow: what may differ from the start of the run.
     """
     from vitctl.cli.show.console import say, waiting
@@ -161,14 +158,13 @@ def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool =
     """Convert a folder of photos that --data names to shards, once, and train on those.
 
     Args:
-        loaded: a recipe of any job.
         runs: folder of run folders, which gets the shards.
         is_alone: whether no other process runs the same command.
         dry_run: write nothing; print what would be made.
 
     Raises:
-        DataError: as `vitctl data shards`; or several processes would write the same shards.
-        DataError: as `plan_scoring`; no shards were written.
+        DataError: as `vitctl data shards` and `plan_scoring`; or several processes would write the same
+            shards.
         CheckpointError: the weights are missing; no shards were written.
     """
     from vitctl.cli.data_commands import check_photographs, shards_of
@@ -210,16 +206,15 @@ def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool =
         check_weights(loaded.recipe)
         match fit_splits(loaded)[0].recipe:
             case FrozenRecipe() | Evaluate() as recipe:
-                plan_scoring(recipe)  # refuses what the job would
+                plan_scoring(recipe)  # raises what the job would raise
     shards = str(shards_of(data.path, runs))
     return with_overrides(loaded, [Override("data.path", shards, "shards of photographs")])
 
 
 def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
-    """Choose the splits that --data has; prints which they are.
+    """Choose the splits that --data has, and print them.
 
     Args:
-        loaded: a recipe of any job.
         with_timeout: give up on an address that does not answer; the plan reports it later.
     """
     from vitctl.cli.show.console import say
@@ -242,7 +237,7 @@ def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
 
 
 def start_command() -> "Member | None":
-    """Let a signal end the command with code 3, and silence all processes but rank 0; see `speak`.
+    """Let a signal end the command with code 3, and silence all processes but rank 0, see `speak`.
 
     Called before anything slow.
     """
@@ -259,11 +254,7 @@ def start_command() -> "Member | None":
 
 
 def batch_job(slurm: str | None, k8s: str | None) -> "Resources | None":
-    """Return the resources of --slurm or --k8s.
-
-    Raises:
-        LaunchError: both are given, or one is malformed.
-    """
+    """Return the resources of --slurm or --k8s. Raises LaunchError if both are given, or one is malformed."""
     from vitctl.errors import LaunchError
     from vitctl.launch.cluster import Job
     from vitctl.launch.jobset import JobSet
@@ -278,11 +269,9 @@ def batch_job(slurm: str | None, k8s: str | None) -> "Resources | None":
 def started_processes(
     member: "Member | None", batch: "Resources | None", given: "Sequence[Override]"
 ) -> "list[Override]":
-    """Set the number of processes that srun, torchrun or the like started, or that a job will start; and the
-    device of a job with GPUs, so that none computes on the CPU unasked.
+    """Set the number of processes that a launcher started or a job will start, and the device of a GPU job.
 
-    Raises:
-        LaunchError: `given` sets another number, or the CPU for a job with GPUs.
+    Raises LaunchError if `given` sets another number, or the CPU for a GPU job.
     """
     from vitctl.errors import LaunchError
     from vitctl.recipe.load import Override
@@ -317,10 +306,9 @@ def write_job(batch: "Resources", run_dir: Path) -> None:
 
 
 def enter_start_folder(run: Path, overrides: "Sequence[Override]") -> "tuple[Path, list[Override]]":
-    """Go to the folder that relative paths of a run's recipe start from.
+    """Change to the folder that relative paths of a run's recipe start from.
 
-    Returns:
-        the run and the overrides, with the paths in them as they are called from there.
+    Returns the run and the overrides, their paths adapted to it.
     """
     from vitctl.cli.show.console import say
     from vitctl.jobs.record.start_folder import from_folder, start_folder
@@ -344,8 +332,7 @@ def launch_config(
 ) -> "LaunchConfig":
     """Return the machines and restarts of --nodes and --restarts.
 
-    Raises:
-        LaunchError: a launcher or a job already starts the processes, or --out is missing.
+    Raises LaunchError if a launcher or a job already starts the processes, or --out is missing.
     """
     from vitctl.errors import LaunchError
     from vitctl.launch.agent import parse_nodes
