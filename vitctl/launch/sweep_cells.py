@@ -20,8 +20,7 @@ DATA = "data"
 
 
 def prepare_cells(cells: Sequence[SweepCell], out: Path, batch: Resources | None = None) -> None:
-    """Check every run before the first one starts, and write the recipes of their folders, for `batch`
-    to start.
+    """Check every run before the first one starts, and write the recipes of their folders.
 
     Raises:
         VitctlError: every problem in one line, with the runs that have it; nothing was written.
@@ -49,8 +48,6 @@ def run_cells(
     A failed run does not stop the others; after a signal the rest is not run.
 
     Args:
-        cells: prepared.
-        out: folder of the sweep.
         metric: dotted name of the number that is compared, e.g. "accuracy".
         report: returns, for a run and its number, the function that is called with each of its log records.
     """
@@ -100,7 +97,6 @@ def is_done(folder: Path) -> bool:
 
 
 def outcomes(cells: Sequence[SweepCell], out: Path, metric: str, errors: dict[str, str]) -> list[Outcome]:
-    """Return the outcome of every run of a sweep so far."""
     return [
         outcome(out / cell.name, cell.recipe, cell.varied, metric, errors.get(cell.name, ""))
         for cell in cells
