@@ -28,12 +28,11 @@ class Outcome:
 
     Args:
         run: name of its folder.
-        recipe: that it varies.
         varied: dotted key -> value.
         status: "done", "stopped", "failed" or "waiting".
         value: of the compared metric; None before the run is finished.
         numbers: of its result, by dotted name.
-        loss: last that was logged.
+        loss: last logged.
         seconds: spent in training.
         error: one line, if it failed.
     """
@@ -51,7 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in their seed: mean and standard deviation of the compared metric."""
+    """Runs that differ only in their seed, with their values of the compared metric."""
 
     name: str
     recipe: str
@@ -60,12 +59,11 @@ class Group:
 
     @property
     def mean(self) -> float:
-        """Return the mean over the seeds."""
         return statistics.fmean(self.values)
 
     @property
     def std(self) -> float:
-        """Return the standard deviation over the seeds, of the population; 0 for one seed."""
+        """Return the population standard deviation over the seeds; 0 for one seed."""
         return statistics.pstdev(self.values)
 
 
@@ -73,8 +71,6 @@ def outcome(folder: Path, recipe: str, varied: Mapping[str, Any], metric: str, e
     """Read the outcome of a run from its folder.
 
     Args:
-        folder: of the run.
-        recipe, varied: of its cell.
         metric: dotted name of the compared metric.
         error: of the run that just failed; else "".
     """
@@ -95,9 +91,10 @@ def outcome(folder: Path, recipe: str, varied: Mapping[str, Any], metric: str, e
 
 
 def _logged(records: Sequence[Record]) -> dict[str, float]:
-    """Return the best accuracy of all evaluations and the last few-shot accuracies, which a result may lack.
+    """Return the best of all evaluations and the last few-shot accuracies, which a result may lack.
 
-    Few-shot accuracies in the result override them: they are those of the checkpoint that represents the run.
+    Few-shot accuracies in the result override them: the result's come from the checkpoint that represents the
+    run.
     """
     scores = [r["accuracy"] for r in records if r.get("kind") == "evaluate" and "accuracy" in r]
     best = {"best_accuracy": max(scores)} if scores else {}
@@ -124,7 +121,7 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def groups(outcomes: Sequence[Outcome]) -> list[Group]:
-    """Return the finished runs without their seeds, in their order."""
+    """Return the finished runs grouped over seeds, in their order."""
     groups: dict[tuple[str, str], Group] = {}
     for one in outcomes:
         if one.value is None:
@@ -167,15 +164,12 @@ def write_sweep_table(out: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def draw_sweep(groups: Sequence[Group], metric: str, title: str, out: Path) -> Path:
-    """Write OUT/sweep.png atomically: lines over the number that varies, or one dot for each run otherwise.
+    """Write OUT/sweep.png atomically: lines over the number that varies, or one dot per run otherwise.
 
-    Accuracies are in percent, other numbers as they are; bars are one standard deviation over seeds.
+    Accuracies are in percent, other numbers unchanged; bars are one standard deviation over seeds.
 
     Args:
         groups: finished runs, at least one.
-        metric: their number.
-        title: above the plot.
-        out: folder of the sweep.
     """
     scale = 100.0 if all(0 <= value <= 1 for group in groups for value in group.values) else 1.0
     key = numeric_axis(groups)
@@ -192,7 +186,7 @@ def draw_sweep(groups: Sequence[Group], metric: str, title: str, out: Path) -> P
 
 
 def numeric_axis(groups: Sequence[Group]) -> str:
-    """Return the only varied key if its values are numbers, else "". Recipes may vary too."""
+    """Return the only varied key if its values are numbers, else "". Recipes may vary, too."""
     keys = {key for group in groups for key in group.varied}
     if len(keys) != 1:
         return ""
