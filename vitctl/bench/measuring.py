@@ -26,7 +26,7 @@ _TYPES = {"bf16": torch.bfloat16, "float32": torch.float32, "tf32": torch.float3
 
 @dataclass
 class Budget:
-    """The seconds that all measurements may take together. A signal ends them and keeps the numbers so far.
+    """The seconds for all measurements together. A signal ends them and keeps the numbers so far.
 
     `say` shows what is being measured.
     """
@@ -38,15 +38,15 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds left, 0 after a signal."""
+        """Return the seconds left, 0 after a signal."""
         return 0.0 if self.stop.raised else max(0.0, self.began + self.seconds - time.monotonic())
 
     def part(self, share: float) -> "Budget":
-        """Return a share of the whole budget, at most what is left; it starts now."""
+        """Return a share of the entire budget, at most what is left; it starts now."""
         return Budget(min(share * self.seconds, self.left), self.stop, self.say)
 
     def restarted(self) -> "Budget":
-        """Return the whole budget, starting now, so that preparations are not counted."""
+        """Return the entire budget, starting now, so that preparations are not counted."""
         return Budget(self.seconds, self.stop, self.say)
 
 
@@ -87,7 +87,7 @@ def cpu_seconds() -> float:
     times = me.cpu_times()
     total = float(times.user + times.system + times.children_user + times.children_system)
     for child in me.children(recursive=True):
-        with suppress(psutil.Error):  # it has ended
+        with suppress(psutil.Error):  # the child has ended
             times = child.cpu_times()
             total += times.user + times.system
     return total
@@ -97,8 +97,7 @@ def matrix_rate(device: torch.device, precision: str, seconds: float = 1.0) -> f
     """Return the highest FLOP/s of several large matrix products of random numbers.
 
     Args:
-        device: that computes.
-        precision: bf16, float32, tf32 (already switched on in this process) or float64.
+        precision: bf16, float32, tf32 (already enabled in this process) or float64.
         seconds: approximate time to spend.
     """
     best, generator = 0.0, torch.Generator(device).manual_seed(0)
@@ -118,7 +117,7 @@ def matrix_rate(device: torch.device, precision: str, seconds: float = 1.0) -> f
 
 
 def peak(device: torch.device, precision: str, measured: float) -> tuple[float, str]:
-    """FLOP/s that utilisation refers to, and their source: the manufacturer's if known, else measured."""
+    """Return the reference FLOP/s for utilisation, and their source: the manufacturer, else measured."""
     if device.type == "cuda" and precision == "bf16":
         name = torch.cuda.get_device_name(device)
         if tera := bf16_tflops(name):
