@@ -1,8 +1,7 @@
-"""Check the files of a run against its records, without computing anything again.
+"""Check the files of a run against its records, without recomputing anything.
 
-The digests in result.json say whether it, log.jsonl, steps.jsonl and the checkpoints are as they were
-written; those in a checkpoint, whether the records beside it are. Recipe and data are compared with their
-recorded digests.
+The digests in result.json cover result.json itself, log.jsonl, steps.jsonl and the checkpoints; those in a
+checkpoint cover the records beside it. Recipe and data are compared with their recorded digests.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +58,7 @@ T = TypeVar("T")
 _OTHER = "has not the digest that the result names: it was changed, cut, or is of another run"
 
 
-# Of a file by `end_of`; what an earlier release named instead is not compared.
+# A file's `end_of`; what earlier releases recorded instead is not compared.
 End = Annotated[str, AfterValidator(lambda end: end if ":" in end else "")]
 
 
@@ -82,10 +81,11 @@ class ResultFields(BaseModel):
 
 @dataclass
 class Training:
-    """The records in the folder of a run, or of one training inside it, each read once.
+    """The records of a run, or of one training inside it, each read once.
 
-    `result` and `steps` are None if the file is missing or not valid; `problems` are the files that cannot be
-    read.
+    Args:
+        result, steps: None if the file is missing or not valid.
+        problems: the files that cannot be read.
     """
 
     folder: Path
@@ -106,7 +106,6 @@ class Training:
 
 
 def read_training(folder: Path) -> Training:
-    """Read the records in a folder."""
     training = Training(folder)
     training.result = _read("result", partial(read_result, own=False), training)
     if training.result is not None:
@@ -133,9 +132,7 @@ def _read(what: str, read: Callable[[Path], T], training: Training) -> T | None:
 def check_records(training: Training, *, is_traced: bool) -> Iterator[Finding]:
     """Check the records of one training against each other.
 
-    Args:
-        training: its records.
-        is_traced: the recipe asks for a record of the steps.
+    `is_traced`: the recipe asks for a record of the steps.
     """
     yield from training.problems
     unreadable = {finding.what for finding in training.problems}
@@ -198,7 +195,7 @@ def _compared(end: str) -> str:
 
 
 def _check_checkpoints(training: Training, intact: list[SavedCheckpoint]) -> Iterator[Finding]:
-    """Check each checkpoint of a folder; add those that are as written to `intact`."""
+    """Check each checkpoint of a folder; add the unchanged ones to `intact`."""
     paths = sorted(step_folders(training.folder / CHECKPOINTS))
     named = training.recorded.checkpoints
     for path in paths:
@@ -260,7 +257,7 @@ def check_recipe(loaded: Loaded, trainings: Sequence[Training]) -> Finding:
     """Check recipe.toml against the digests in the result and in the starts.
 
     Args:
-        loaded: RUN/recipe.toml; places of this machine that replace some of its values are ignored.
+        loaded: RUN/recipe.toml; paths on this machine that replace some of its values are ignored.
         trainings: of the run; the first is the run itself.
     """
     recipe = load_recipe(loaded.name).recipe
@@ -282,14 +279,13 @@ def check_recipe(loaded: Loaded, trainings: Sequence[Training]) -> Finding:
 
 
 def check_data(recipe: Recipe, run: Training, scratch: Path, *, reads_bytes: bool) -> Iterator[Finding]:
-    """Check the indexes of the data against the recorded digests, and with `reads_bytes` every shard against
-    its index.
+    """Check the indexes of the data against the recorded digests.
 
     Args:
         recipe: with data.path as it is on this machine.
-        run: the records of the run, whose folder `data` may hold generated images; nothing is written there.
-        scratch: where they are generated if they are missing.
-        reads_bytes: read every shard.
+        run: its folder `data` may hold generated images; nothing is written there.
+        scratch: where they are generated if missing.
+        reads_bytes: also check every shard against its index.
     """
     try:
         sources = _sources(recipe, run.folder if (run.folder / "data").is_dir() else scratch)

@@ -19,8 +19,8 @@ FolderFinding = tuple[Path, Finding]  # folder of a training, and a finding abou
 Range = tuple[int, int]  # first and last step
 
 _IN_DIGEST = ("log", "weights")
-_PLACES = 3  # that `--replay any` replays
-_STEPS = 5  # at each of them
+_PLACES = 3  # places that `--replay any` replays
+_STEPS = 5  # steps at each of them
 
 
 def verify(
@@ -41,8 +41,8 @@ def verify(
             none.
         scores: score the weights that represent each training again.
         reads_bytes: read every shard.
-        data: where the shards are on this machine; "" for the place in recipe.toml.
-        weights: the start weights, likewise.
+        data: path to the shards on this machine; "": the path in recipe.toml.
+        weights: path to the start weights, likewise.
         progress: called while steps are replayed.
 
     Returns:
@@ -94,7 +94,7 @@ def verify(
 
 
 def _loaded(run_dir: Path, data: str, weights: str) -> Loaded:
-    """Load RUN/recipe.toml with the places of data and start weights on this machine."""
+    """Load RUN/recipe.toml with the paths of data and start weights on this machine."""
     name, places = str(run_dir / RECIPE), {"data.path": data, "weights.source": weights}
     if weights and not hasattr(load_recipe(name).recipe, "weights"):
         raise RecipeError(run_dir, "pre-training does not start from weights", "leave out --from")
@@ -139,10 +139,7 @@ def _chosen_trainings(trainings: Sequence[Training], steps: str) -> list[Trainin
 
 
 def _chosen_steps(training: Training, text: str) -> list[Range]:
-    """Return the steps of a training that --replay names, in ascending order and without overlap.
-
-    Raises RecipeError if there are no such steps.
-    """
+    """Return the steps that --replay names, in ascending order and without overlap. Raises RecipeError."""
     if training.steps is None:
         return []
     folder, last = training.folder, training.steps.last
@@ -212,7 +209,7 @@ def _rescored(
     run_dir = run_of(folder)
     inside = [one for one in trainings if one.folder != run_dir and (one.folder / CHECKPOINTS).is_dir()]
     for number, training in enumerate(trainings):
-        # The weights of a sweep and of other seeds are not kept; a VTAB table has no weights.
+        # Weights of a sweep and of further seeds are not kept; a VTAB table has no weights.
         is_whole = training.folder == folder and ((folder / CHECKPOINTS).is_dir() or not inside)
         if is_whole or training in inside:
             rerun = Rerun(run_dir, training.folder, loaded, training.last_start, scratch / f"score_{number}")
