@@ -96,14 +96,14 @@ def is_photographs(path: str) -> bool:
 
 
 def shards_folder(path: str, runs: Path, state: Mapping[str, Any]) -> Path:
-    """Return the folder under `runs` for photographs' shards; another `fingerprint` gets another one."""
+    """Return the folder of photographs' shards under `runs`; changed photographs (`state`) get a new one."""
     place = Path(path).resolve()
     digest = hashlib.sha256(os.fsencode(place) + str(state["sha256"]).encode())
     return runs / "shards" / f"{place.name}-{digest.hexdigest()[:8]}"
 
 
 def fingerprint(path: str) -> dict[str, Any]:
-    """Return the number of files in a folder, or in a table, and a digest of their names, sizes and times."""
+    """Return the number of files (for a table, those it lists) and a digest of names, sizes and times."""
     digest, count = hashlib.sha256(), 0
     if listed := listed_files(Path(path)) or [Path(path)] * os.path.isfile(path):
         for place in listed:
