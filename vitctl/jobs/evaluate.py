@@ -98,7 +98,7 @@ ORIGINAL, REAL, PART = "original", "real", "restricted"
 
 @dataclass(frozen=True)
 class LabelRule:
-    """How logits become predictions, and which predictions are correct.
+    """Labels, and the rule by which logits become predictions.
 
     Args:
         labels: name of a label set -> int64 `[N]` or `[N, L]`, padded with -1; the first is the main set.
@@ -296,10 +296,7 @@ def write_counts(run_dir: Path, rule: LabelRule, best: np.ndarray) -> dict[str, 
 def check_evaluation(
     recipe: Evaluate, found: FoundWeights, source: Source
 ) -> tuple[LabelRule, np.ndarray, list[str]]:
-    """Return the label rule, the threshold of each class, and warnings. No tensor is read.
-
-    Raises VitctlError if the images, the head and [evaluation] do not fit each other.
-    """
+    """Return the label rule, each class's threshold, and warnings; no tensor is read. Raises VitctlError."""
     _check_held_out(recipe.data.eval_split, recipe.data.group_by, found, source)
     scoring = recipe.evaluation
     cautions = check_place(Path(scoring.answers)) if scoring.answers else []
@@ -415,8 +412,7 @@ def evaluate(
 def _answered(
     look: ImagePass, recipe: Evaluate, found: FoundWeights, model: Model, source: Source, rule: LabelRule
 ) -> tuple[np.ndarray, Temperature | None]:
-    """Run the network on every image once. Return the most likely classes with `_columns`, float64 `[N, 5 +
-    C]`.
+    """Run the network on every image once; return the likeliest classes and `_columns`, `[N, 5 + C]`.
 
     Also returns the temperature fitted to these images, if evaluation.fit_temperature is set.
     """
@@ -489,7 +485,6 @@ def _right(rule: LabelRule, best: np.ndarray) -> np.ndarray:
 
 
 def _class_means(rule: LabelRule, best: np.ndarray, right: np.ndarray) -> dict[str, Any]:
-    """Return the means over classes under the main labels, with their intervals."""
     by_class, counted = rule.count_by_class(best), rule.classes >= 0
     means: dict[str, Any] = {"mean_per_class": mean_per_class(by_class)}
     if rule.has_f1:

@@ -184,7 +184,6 @@ class Application:
         return answer(422, f'{{"error": {error}, "predictions": [{text}]}}')
 
     async def _images(self, request: Request, body: AsyncGenerator[bytes, None]) -> list[tuple[str, bytes]]:
-        """Return the names and encoded images of a request."""
         if int(request.headers.get("content-length", "0")) > limits.REQUEST:
             raise HTTPException(
                 413, f"the body has more bytes than {limits.REQUEST:,}; send fewer or smaller images"
@@ -463,7 +462,7 @@ async def _serve(server: uvicorn.Server, batcher: Batcher, listener: socket.sock
 
 
 def open_batcher(recipe: Evaluate, opened: OpenClassifier, batch_size: int, wait: float) -> Batcher:
-    """Return a batcher whose network has computed once, so that the first request is not the slowest.
+    """Return a batcher that has computed once, so that the first request is not the slowest.
 
     On a CPU one thread decodes: more would take the cores that the network computes on.
     """

@@ -73,12 +73,10 @@ class Subject:
     transform: dict[str, Any] | None = None
 
     def heading(self, title: str, *facts: str) -> Heading:
-        """Return a figure's heading: title, then weights, network and more facts."""
         return Heading(title, "  ·  ".join((self.name, network_text(self.model), *facts)))
 
     @property
     def images_text(self) -> str:
-        """Return the number of images and their origin."""
         if self.chosen is None:
             return ""
         return f"{count_text(len(self.chosen), 'image')} of {self.chosen.text}"

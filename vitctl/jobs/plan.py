@@ -164,7 +164,6 @@ class TrainingPlan:
 
     @property
     def computed_flops(self) -> int:
-        """Return the FLOPs that are actually computed."""
         return self.seen * self._image_flops
 
     @property
@@ -210,7 +209,6 @@ class TrainingPlan:
 
     @property
     def mfu(self) -> float:
-        """Return the share of peak FLOP/s that a GPU reaches."""
         if isinstance(self.expected, Estimate):
             return self.expected.mfu
         return MFU / (1 + computed_again(self.config, self.recipe))
@@ -445,9 +443,6 @@ class ScoringPlan:
     """The cost of a job that scores weights.
 
     Args:
-        weights: path or address.
-        config: the network at the job's image size.
-        notes: on weights and data.
         images: what passes through the network, and how many images; 0 if unknown.
         drawn: few-shot data sets, and the maximum number of images that a seed draws.
         trainings, steps: number of fine-tunings that come first, and their steps in total, of `batch_size`
@@ -467,12 +462,10 @@ class ScoringPlan:
 
     @property
     def num_images(self) -> int:
-        """Return the number of images, as far as it is known."""
         return sum(number for _, number in self.images)
 
     @property
     def flops(self) -> int:
-        """Return the FLOPs of everything whose number of images is known."""
         trained = training_flops(self.config, self.steps * self.batch_size)
         return 2 * count_macs(self.config) * self.num_images + trained
 
@@ -483,7 +476,7 @@ class ScoringPlan:
 
 
 def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
-    """Return the cost of `recipe`, from the data if it is present, else from the known sizes of data sets.
+    """Return the cost of `recipe`, from the data if present, else from the data sets' known sizes.
 
     Nothing is downloaded; a remote index has a timeout of a few seconds. Raises VitctlError.
     """

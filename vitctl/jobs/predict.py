@@ -49,7 +49,6 @@ class Prediction:
 
     Args:
         name: its path, its address, or its key in a shard.
-        classes: names and probabilities, the most likely first.
         error: why the image cannot be used; "" if it can.
         is_right: whether the most likely class matches the label or the folder; None if neither is known.
     """

@@ -129,8 +129,7 @@ def heads_of(config: Config, blocks: Sequence[int]) -> list[Head]:
 
 
 def probe_bytes(recipe: Probe, plan: ScoringPlan) -> tuple[int, int]:
-    """Return a method's planned memory besides the representations, on the main process and on each other
-    one.
+    """Return a method's planned memory besides the representations, on the main and on each other process.
 
     For `logistic` and `linear` it includes the copies of fitted and held-out images.
     """
@@ -244,7 +243,6 @@ def _linear(
 
 
 def _chosen(row: Mapping[str, Any]) -> str:
-    """Return how a layer was chosen; "" for neighbours."""
     what = f"C = {row['c']:.3g}" if "c" in row else f"{row['head']}, lr {row['lr']:g}" if "lr" in row else ""
     images = count_text(row.get("num_held_out", 0), "held-out image")
     return f"{what}, accuracy {row['held_out_accuracy']:.2%} on {images}" if what else ""

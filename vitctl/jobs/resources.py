@@ -70,7 +70,7 @@ def expected(
     micro_batch: int,
     most: tuple[int, int],
 ) -> Estimate | str:
-    """Return what `models.roofline` expects of one GPU that waits for nothing, or why it expects nothing.
+    """Return the `models.roofline` estimate of one GPU that waits for nothing, or why there is none.
 
     Args:
         device: a row of `roofline.GPUS`; "": no GPU.

@@ -16,13 +16,9 @@ def load_teacher(
 ) -> Teacher | None:
     """Return the teacher of [distillation] on the device; None without one.
 
-    Args:
-        start: weights of the student.
-        image_size: of the student, in pixels; the teacher's position embedding is resized to it.
-        classes: names of the data's.
-
-    Raises CheckpointError if the weights are missing or do not fit, LaunchError if processes read different
-    ones.
+    Its position embedding is resized to the student's `image_size` in pixels. Raises CheckpointError if it is
+    missing or does not fit the student's `start` weights or the data's `classes`, LaunchError if processes
+    differ.
     """
     if not recipe.distillation.teacher:
         return None

@@ -67,7 +67,7 @@ def check_whole(begun: Verification, runtime: Runtime, *sources: Source) -> None
         begun: the sources were added to it before their images were decoded.
         sources: that are scored; default: all of `begun`.
 
-    Raises DataError if a shard does not match its index, changed while it was read, or could not be verified.
+    Raises DataError if a shard is damaged, changed while it was read, or could not be verified.
     """
     begun.wait(*sources)
     runtime.wait()
@@ -93,7 +93,7 @@ def not_whole(found: Verified) -> str:
 
 
 def verified(run: RunContext, train_on: Source) -> dict[str, Any]:
-    """Return `data_verified` for a training's provenance, and `data_damaged` if shards are or were damaged.
+    """Return `data_verified` of a training, and `data_damaged` if shards are or were damaged.
 
     Scored shards are verified by `check_whole` instead.
     """

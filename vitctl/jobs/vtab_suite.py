@@ -97,10 +97,7 @@ class SuiteContext:
 
 
 def scored_as(context: SuiteContext) -> EvalTransform:
-    """Return the evaluation pre-processing of all tasks: images are squashed to the model's square.
-
-    The benchmark's images are used as published, including the damaged JPEGs of Pets.
-    """
+    """Return the evaluation pre-processing: images are squashed to the square, even Pets' damaged JPEGs."""
     resample = context.recipe.data.resample
     return EvalTransform(context.image_size, method="square", resize=0, resample=resample, truncated="pad")
 
@@ -160,7 +157,6 @@ def score_identity(
 def _fine_tuned(
     context: SuiteContext, data: TaskData, setting: Setting, seed: int, folder: Path, splits: tuple[str, str]
 ) -> Score:
-    """Train on the first of two splits, score on the second."""
     length = {"total_steps": setting.total_steps, "warmup_steps": setting.warmup_steps}
     schedule = length | {"warmup_epochs": 0.0}
     recipe = context.recipe.model_copy(

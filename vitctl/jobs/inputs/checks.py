@@ -300,10 +300,10 @@ def find_network(
     classifier: str = "",
     fetch: Fetch = cached,
 ) -> StoredNetwork:
-    """Find the network that weights.source means; no tensor is read. The arguments are those of
-    `find_weights`.
+    """Find the network that weights.source means; no tensor is read.
 
     Args:
+        source, which, pinned, model, job: see `find_weights`.
         classifier: weights.classifier.
         fetch: downloads the file at an address; by default only the cache is used.
 
@@ -427,7 +427,7 @@ def fit_lanes(
 
 
 def check_not_missing(recipe: Recipe) -> None:
-    """Report at once everything that a job without --from lacks: weights, and shards of known data sets.
+    """Report all that a job without --from lacks: weights, and shards of known data sets.
 
     Raises CheckpointError if there are no weights; its message ends with the commands to type next.
     """
@@ -539,11 +539,7 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
 
 
 def check_scored_head(recipe: Evaluate, found: StoredNetwork, classes: Sequence[str] | int) -> None:
-    """Check the classes of the head that `evaluate` scores. Without a head it passes: the job refuses it.
-
-    Args:
-        classes: the data's class names, or their number if they were not read.
-    """
+    """Check the classes of the head that `evaluate` scores. Without a head it passes: the job refuses it."""
     if not found.config.num_classes:
         return
     labels, names = recipe.evaluation.labels, () if isinstance(classes, int) else classes
@@ -557,12 +553,9 @@ def check_scored_head(recipe: Evaluate, found: StoredNetwork, classes: Sequence[
 def check_heads(
     recipe: Finetune, found: StoredNetwork, classes: Sequence[str] | int, fetch: Fetch = cached
 ) -> StoredNetwork | None:
-    """Check that the kept head (finetune.head) and the teacher ([distillation]) fit the data; return the
-    teacher.
+    """Check that the kept head and the teacher fit the data. Return the teacher's network, if any.
 
-    Args:
-        classes: the data's class names, or their number.
-        fetch: downloads the teacher's file at an address; by default only the cache is used.
+    `classes` are the data's class names, or their number.
     """
     check_kept_head(recipe, found.path, found.config, found.meta.get("class_names") or [], classes)
     if not recipe.distillation.teacher:
@@ -600,7 +593,7 @@ def check_teacher(
 
     Args:
         start: network of the student's start weights.
-        path, config, meta: the teacher's file, network and stored metadata.
+        path, config, meta: of the teacher.
         classes: the data's class names, or their number.
     """
     kind = recipe.distillation.kind

@@ -58,7 +58,7 @@ class Outputs(NamedTuple):
     """A network's outputs on the CPU.
 
     Args:
-        logits: `[B, K]`; None for a network without a head.
+        logits: `[B, K]`; None without a head.
         features: float32 `[B, R]`, the input of the classification layer; None if not requested.
     """
 
@@ -324,10 +324,6 @@ class OpenClassifier:
     ) -> Iterator[Answers]:
         """Run the network on all images of a source, in the batches of `vitctl evaluate`; report bad images.
 
-        Args:
-            workers: loader processes.
-            with_features: also yield features and digests of the images.
-
         Raises DataError if logits are NaN or infinite, or a loader process was killed.
         """
         if self.network.resizes:
@@ -383,12 +379,7 @@ class OpenClassifier:
             yield Answers(name, [""], logits, features, digests)
 
     def rankings(self, logits: Tensor, top: int, threshold: float = 0.0) -> list[Ranking]:
-        """Return the most likely classes of logits `[B, K]` with their probabilities, the most likely first.
-
-        Args:
-            top: maximum number of classes per image.
-            threshold: lowest probability to include, 0 to 1.
-        """
+        """Return the `top` likeliest classes and probabilities of logits `[B, K]`, from `threshold` up."""
         best, likely = most_likely(logits, top), self.probabilities(logits)
         return [
             [(self.name(k), p) for k, p in zip(classes, own[classes].tolist(), strict=True) if p >= threshold]
@@ -396,7 +387,6 @@ class OpenClassifier:
         ]
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return class probabilities, float64 `[B, K]`."""
         return probabilities(logits, self.activation, self.temperature)
 
     def name(self, number: int) -> str:
@@ -417,14 +407,11 @@ def open_classifier(
     """Open the classifier that [weights] means, with the pre-processing of `vitctl evaluate`.
 
     Args:
-        recipe: [weights], [machine], and [data] for the pre-processing.
         needs_head: False if only features are wanted.
         note: called with a line that names the run if weights.source is "newest".
 
-    Raises:
-        CheckpointError: there are no such weights, or they are not a classifier's.
-        RecipeError: a value of the recipe does not fit.
-        LaunchError: the device does not support the precision.
+    Raises VitctlError if the weights are missing or not a classifier's, or a value or the precision is
+    unsupported.
     """
     if recipe.weights.source == "newest":
         note(newest_run(recipe.job)[1])

@@ -75,10 +75,7 @@ def open_recipe_split(
 
 
 def open_train(data: TrainImages, scratch: Path | None, *, counted_only: bool = False) -> Source:
-    """Open data.train_split from each source of a mixture, cut to the subset that [data] asks for.
-
-    Raises DataError if data is missing, or the sources of a mixture have different classes.
-    """
+    """Open data.train_split from each source of a mixture, cut to the subset of [data]. Raises DataError."""
     places = [data.model_copy(update={"path": part.path, "dataset": ""}) for part in data.mixture] or [data]
     split = data.train_split
     sources = []
@@ -94,8 +91,7 @@ def subset_size(data: TrainImages, num_images: int) -> int:
 
 
 def training_order(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> SampleOrder:
-    """Return the order of data.order over the images of `open_train`. Each source of a mixture has its own
-    order.
+    """Return the order of data.order over the images of `open_train`, one for each source of a mixture.
 
     With lanes, see `num_lanes`, each lane walks through its part of a windowed order. The exact order needs
     no lanes: every sample is equally likely in every lane.
@@ -316,10 +312,7 @@ def training_notes(
 
 
 def open_whole(place: Place, split: str, run_dir: Path) -> Source:
-    """Open a split behind a score. Remote shards pass through the cache in full, which verifies them.
-
-    The cache is used even with data.cache_gib = 0.
-    """
+    """Open a split behind a score; remote shards always pass through the cache, which verifies them."""
     limit = place.cache_gib or Place.model_fields["cache_gib"].default
     return open_recipe_split(place.model_copy(update={"cache_gib": limit}), split, run_dir / "data")
 
@@ -349,12 +342,10 @@ def check_once(source: Source, split: str) -> None:
 def open_training_images(
     data: TrainImages, run_dir: Path, *, needs_labels: bool = True
 ) -> tuple[Source, Source | None]:
-    """Open the training split and the split to score on; None if the recipe names none.
+    """Open the training split and the split to score on; None if the recipe names none. Raises DataError.
 
     Args:
         needs_labels: False for masked patch prediction, which uses pixels only.
-
-    Raises DataError if data is missing, the splits have different classes, or labels are invalid.
     """
     if data.synthetic:
         return synthetic(data.synthetic, dataset=data.dataset, image_size=data.image_size), None
@@ -383,10 +374,7 @@ def open_training_images(
 
 
 def at_size(data: TrainImages, stored: int) -> TrainImages:
-    """Return [data] with the recipe's image size, or `stored`, that of the weights, if the recipe says 0.
-
-    Raises RecipeError if the recipe's crop has no room for the stored size.
-    """
+    """Return [data] with its image size, or `stored` for 0. Raises RecipeError if the crop has no room."""
     try:
         return data if data.image_size else TrainImages(**{**data.model_dump(), "image_size": stored})
     except ValidationError as error:
@@ -494,13 +482,9 @@ def fewshot_places(data: FewshotImages) -> list[tuple[str, FewshotImages, str, s
 
 
 def check_set(one: FewshotSet, shots: int, fix: str) -> None:
-    """Check that both splits have the same classes, valid labels and each image once, and enough images for
-    the shots.
+    """Check that both splits have the same classes and valid labels, and enough images for the shots.
 
-    Args:
-        fix: what to do about too few images, for the message.
-
-    Raises DataError.
+    `fix` tells what to do about too few images. Raises DataError.
     """
     from vitctl.engine.fewshot_ridge import choose_shots
 
@@ -552,10 +536,7 @@ class Inputs:
 
 
 def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
-    """Open the images of a recipe; data sets that come with vitctl are generated once, in RUN/data.
-
-    Raises DataError if data is missing or too small, splits have different classes, or labels are invalid.
-    """
+    """Open the images of a recipe; vitctl's data sets are generated once, in RUN/data. Raises DataError."""
     if isinstance(recipe, Pretrain | Finetune):
         train, scored = open_training_images(recipe.data, run_dir, needs_labels=recipe.needs_labels)
         probed, tried = None, None

@@ -193,10 +193,7 @@ def _only_split(text: str) -> str:
 
 
 def _names_in(stdin: IO[bytes], note: Note) -> Iterator[_File]:
-    """Yield the names in a list.
-
-    A missing file is a bad image, not an error: a program may have written the list.
-    """
+    """Yield the names in a list; a missing file is a bad image, as a program may have written the list."""
     content = stdin.read(limits.SHARD_LIST + 1)
     if len(content) > limits.SHARD_LIST:
         raise DataError(
@@ -227,7 +224,6 @@ class ChosenImages:
         names: of files, or keys in their split.
         labels: -1 for none.
         class_names: in label order; empty for files.
-        read: return the encoded images.
         text: their origin in words.
     """
 
@@ -243,12 +239,9 @@ class ChosenImages:
     def pixels(
         self, transform: EvalTransform, done: Callable[[int, int], None] = lambda _done, _total: None
     ) -> Tensor:
-        """Return the pre-processed images, uint8 `[N, 3, S, S]`, before normalisation.
+        """Return the pre-processed images, uint8 `[N, 3, S, S]`. Raises DataError on an unusable image.
 
-        Args:
-            done: called with the number of images read, and the total.
-
-        Raises DataError if an image cannot be used.
+        `done` is called with the number of images read, and the total.
         """
         found = []
         for name, read in zip(self.names, self.read, strict=True):
@@ -264,8 +257,7 @@ class ChosenImages:
 
 
 def choose_images(sources: Sequence[Source], num_images: int, seed: int, text: str) -> ChosenImages:
-    """Return images of some sources, a random choice if there are more than `num_images`; `text` is their
-    origin.
+    """Return images of some sources, a random choice if there are more than `num_images`.
 
     An image with several labels keeps the first. Labels are kept only if all sources have the same classes.
     """

@@ -46,7 +46,6 @@ class FoundWeights:
 
     Args:
         path: a path, or an address as given.
-        chosen: which weights of a run they are.
         assumed: recipe key -> value that is not stored with the weights.
         replaced: which recorded values [weights] overrides.
     """
@@ -96,12 +95,11 @@ def find_weights(
         runs: where "newest" looks for the newest finished run.
         which, pinned: which weights of a run or a checkpoint, see `choose_weights`.
         model: model name, for what a foreign file's shapes cannot tell.
-        job: the job that uses them, which decides what "newest" is, see `newest_run`.
+        job: decides what "newest" is, see `newest_run`.
         given: values that replace recorded or assumed ones, by the names of `assumed.KEYS`.
         later: see `read_weights`.
 
-    Raises:
-        CheckpointError: there are none; the message says where vitctl looked.
+    Raises CheckpointError if there are none; the message says where vitctl looked.
     """
     place, _ = weights_place(source, which, job, runs)
     path, chosen = place, ChosenWeights()
@@ -195,8 +193,7 @@ def weights_of(recipe: WeightsRecipe, *, later: bool = False) -> FoundWeights:
 
 
 def checked_by_one(found: FoundWeights, runtime: Runtime) -> FoundWeights:
-    """Return weights with their digest; if they are read later, only the main process checks and digests
-    them.
+    """Return weights with their digest; the main process alone checks tensors that are read later.
 
     Raises CheckpointError, the same on every process, if a tensor is not finite.
     """

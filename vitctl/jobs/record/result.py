@@ -285,10 +285,7 @@ def _changed_record(folder: Path, result: RunResult) -> str:
 
 
 def read_own_records(folder: Path) -> list[Record]:
-    """Return the log records of a run, or of a training inside it.
-
-    Raises CheckpointError if its result or a checkpoint names another log.
-    """
+    """Return the log records of a run, or of a training inside it. Raises CheckpointError if another's."""
     path, ends = folder / LOG, {_of_state(one, LOG_HEAD) for one in step_folders(folder / CHECKPOINTS)}
     with suppress(CheckpointError):
         result = read_result(folder, own=False)
@@ -388,8 +385,7 @@ def choose_weights(
         by_size: see `read_checkpoint`.
         pinned: the checkpoint of a run that was chosen before, see `ChosenWeights.pin`.
 
-    Raises:
-        CheckpointError: there are no such weights.
+    Raises CheckpointError if there are no such weights.
 
     Paper: Section 4.1 (averaging), Section 4.3 (early stopping)
     """
@@ -458,10 +454,7 @@ def _check_given(folder: Path, name: str, by_size: bool) -> None:
 
 
 def check_own(saved: "SavedCheckpoint") -> bool:
-    """Check that a checkpoint belongs to the run and the step of its folder. Raises CheckpointError.
-
-    Returns whether a record confirms it. None does without log and result, or in runs of early releases.
-    """
+    """Check that a checkpoint is its folder's run's and step's; return whether a record confirms it."""
     from vitctl.engine.checkpoint import MOVE_IT, foreign
 
     run, name = saved.folder.parent.parent, saved.folder.name
@@ -549,10 +542,7 @@ def _pinned_checkpoint(run: Path, pinned: str, by_size: bool) -> "tuple[SavedChe
 
 
 def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> None:
-    """Check that the checkpoint chosen for a finished run is the one its result describes.
-
-    Another one is used only when named by its step. Raises CheckpointError.
-    """
+    """Check that the checkpoint chosen for a finished run is the one its result describes."""
     result = read_result(run, weights=False)
     recorded = result.provenance if result is not None and result.status == "done" else {}
     if recorded.get("weights_chosen") != how or recorded.get("weights_step") in (None, step):
@@ -623,10 +613,7 @@ def newest_run(job: str, runs: Path = RUNS) -> tuple[Path, str]:
 
 
 def weights_place(source: str, which: str, job: str, runs: Path = RUNS) -> tuple[Path | str, str]:
-    """Return the path or address that weights.source means, and a line that names the run if it is "newest".
-
-    Raises CheckpointError if there is no newest run, or `which` chooses a checkpoint of an address.
-    """
+    """Return the path or address that weights.source means, and a line that names the "newest" run."""
     (source,) = without_queries(full_address(source), error=CheckpointError)
     if source == "newest":
         return newest_run(job, runs)
