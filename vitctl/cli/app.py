@@ -285,17 +285,11 @@ def usage_line(error: Any, arguments: Sequence[str]) -> str:
 
 
 def instead(error: Any, arguments: Sequence[str]) -> str:
-    """Return what to type for an unknown option: the flag or `--set section.key=value` that was meant.
+    """Return what to type for an unknown option: the flag or `--set section.key=value` that was meant, or "".
 
     `resume` also needs `--allow` for keys that decide the result. Another program's option is looked up in
     the table of synonyms. For a typo, options that differ by one letter are suggested, without the value:
     similar spelling does not mean similar meaning.
-
-    Args:
-        error: only the error of an unknown option has `option_name`.
-        arguments: the complete command line, which holds the option's value.
-
-    Returns "" if there is no suggestion.
     """
     option, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     if not option or context is None:
@@ -322,7 +316,6 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
 
 
 def _jobs_with(places: Sequence[str]) -> list[str]:
-    """Return the jobs whose recipes have any of these keys."""
     from vitctl.recipe.load import every_key
     from vitctl.recipe.schema import JOBS
 
@@ -406,10 +399,7 @@ def _known_keys(context: Any) -> list[str]:
 
 
 def _value(options: Sequence[str], arguments: Sequence[str], bare: str = "true") -> str:
-    """Return the value of an option, after a space or `=`; if typed twice, the last.
-
-    Returns NO_VALUE if the option is not there, `bare` if it has no value.
-    """
+    """Return an option's last value, after a space or `=`; NO_VALUE if absent, `bare` if it has no value."""
     found = NO_VALUE
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = argument.partition("=")

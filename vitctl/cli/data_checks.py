@@ -144,7 +144,6 @@ def _verify_splits(
 
 
 def _print_split(split: str, report: "Report", index: "Index") -> None:
-    """Print the number of images of each class, and the problems of each file."""
     from vitctl.cli.show.console import show_table
 
     counts = sorted(zip(report.class_counts, index.class_names, strict=True), reverse=True)
@@ -168,10 +167,7 @@ def _print_split(split: str, report: "Report", index: "Index") -> None:
 def _duplicates(
     reports: "Mapping[str, tuple[Report, Index]]", *, reads_excluded: bool
 ) -> tuple[list[str], list[str]]:
-    """Return lines about duplicate images in and across splits, and about duplicates with different labels.
-
-    Excluded images do not count, if their lists can be read.
-    """
+    """Return lines about images, unless excluded, that are duplicates or have different labels."""
     from vitctl.data.inspect.check_shards import shared
     from vitctl.data.inspect.overview import label_text
     from vitctl.data.source.splits import read_exclusion
@@ -218,10 +214,7 @@ def _duplicates(
 
 
 def _near_duplicates(indexes: "Mapping[str, Index]", workers: int) -> list[str]:
-    """Return a line for each split, and each pair of splits, with near-duplicates.
-
-    A single split is divided as training divides it; identical images on both sides count, too.
-    """
+    """Return a line per split or pair with near-duplicates; a single split is divided as in training."""
     from vitctl.cli.show.console import adding, progress_bar
     from vitctl.data.inspect.duplicates import NEAR_BITS, compare_within, describe, sides_of
     from vitctl.data.source.splits import without_excluded
@@ -239,10 +232,7 @@ def _near_duplicates(indexes: "Mapping[str, Index]", workers: int) -> list[str]:
 
 
 def _check_known(name: str, root: Path) -> Path:
-    """Check a known data set's split against the benchmark's digests, or all of VTAB.
-
-    Returns the folder of a data set to check further. Raises DataError.
-    """
+    """Check a known data set, or all of VTAB, against the benchmark; return a folder to check further."""
     from vitctl.data.datasets.catalog import find_data_set
     from vitctl.data.datasets.vtab import VTAB
     from vitctl.errors import DataError
@@ -481,10 +471,7 @@ def dedup(
 
 
 def _no_test_set(folder: Path, splits: dict[str, Path], split: str) -> str:
-    """Return the error of --apply without --against.
-
-    A held-out fifth is a share of the images that are not excluded: an exclusion would move its boundary.
-    """
+    """Return the error of --apply without --against: exclusions would shift a held-out fifth."""
     if tests := [str(place) for name, place in splits.items() if name != split and len(splits) > 1]:
         return f"--apply: give the test set: --against {typed(tests[0])}"
     return (
@@ -494,7 +481,6 @@ def _no_test_set(folder: Path, splits: dict[str, Path], split: str) -> str:
 
 
 def _counts(matches: "Found") -> tuple[str, str]:
-    """Return the numbers of identical images and of near-duplicates."""
     return f"{matches.num_exact:,}", f"{len(matches.matches) - matches.num_exact:,}"
 
 

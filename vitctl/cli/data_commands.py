@@ -124,8 +124,7 @@ def number_of_workers(workers: int) -> int:
 def shards_of(photographs: str, runs: Path) -> Path:
     """Convert a folder of class folders to shards beside the runs, once per state. Return their folder.
 
-    Raises:
-        DataError: as `vitctl data shards`; or the photos changed while they were converted.
+    Raises DataError as `vitctl data shards`, or if the photos changed meanwhile.
     """
     from vitctl.cli.show.console import say
     from vitctl.data.shards.index import find_splits
@@ -156,8 +155,7 @@ def check_photographs(photographs: str, out: Path | None, bad: str) -> "Mapping[
         out: gets the list of skipped files; None: nothing is written.
         bad: value of --bad; "keep" decodes nothing.
 
-    Raises:
-        DataError: as `vitctl data shards`; the message ends with such a command.
+    Raises DataError, whose message ends with a `vitctl data shards` command.
     """
     from vitctl.data.datasets.catalog import open_originals
 
@@ -171,7 +169,6 @@ def check_photographs(photographs: str, out: Path | None, bad: str) -> "Mapping[
 
 
 def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., Index]") -> None:
-    """Write every split, and print what was written."""
     from vitctl.cli.show.console import progress_bar, say
     from vitctl.data.source.stores import ShardSource
     from vitctl.data.source.views import unlabelled_note
@@ -218,8 +215,7 @@ def _checked_splits(
         command: words of the `vitctl data shards` command, which the error completes.
         then: what to do after it.
 
-    Raises:
-        DataError: the user has to decide something first; only the list was written.
+    Raises DataError if the user has to decide something first; only the list was written.
     """
     from vitctl.cli.show.console import adding, progress_bar
     from vitctl.data.writer.intake import check_originals

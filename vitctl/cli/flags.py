@@ -54,12 +54,10 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """Return the name of the function parameter."""
         name = self.option.lstrip("-").replace("-", "_")
         return f"{name}_" if iskeyword(name) else name
 
     def parameter(self) -> inspect.Parameter:
-        """Return the parameter of a command's function, with its option as Typer declares it."""
         kind = bool if self.type is bool else self.type | None
         complete = self.complete or (completion.allowed(self.key) if self.type is str else None)
         names = [self.option, *([self.short] if self.short else [])]
@@ -429,10 +427,8 @@ def overrides_of(
     """Return the overrides of --set, as typed or parsed, and of the flags.
 
     With --steps or --epochs the warm-up is scaled with the length, unless --set gives it. A warm-up in steps
-    replaces the recipe's in epochs, and vice versa.
-
-    Raises:
-        RecipeError: a flag and --set give a key different values.
+    replaces the recipe's in epochs, and vice versa. Raises RecipeError if a flag and --set contradict each
+    other.
     """
     from vitctl.engine.schedule import IN_PROPORTION
     from vitctl.errors import RecipeError
@@ -466,10 +462,7 @@ UNREAD = {"predict": _UNREAD, "serve": _UNREAD}
 
 
 def image_recipe(command: str, flags: Flags, sets: "Sequence[str | Override] | None") -> "Loaded":
-    """Load the `evaluate` recipe for a command on single images.
-
-    Raises RecipeError if a key is set that the command does not read.
-    """
+    """Load `evaluate` for a command on single images. Raises RecipeError on keys that it does not read."""
     from vitctl.errors import RecipeError
     from vitctl.recipe.load import load_recipe
 

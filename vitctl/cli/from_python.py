@@ -51,8 +51,9 @@ def finetune(
     report: Callable[[dict[str, Any]], None] = lambda _: None,
     **flags: Any,
 ) -> Run:
-    """Fine-tune a model on a data set, as `vitctl finetune`: in this process, or in new ones if there are
-    several.
+    """Fine-tune a model on a data set, as `vitctl finetune` does.
+
+    It runs in this process, or in new ones if there are several.
 
     Example:
         from vitctl import finetune

@@ -139,15 +139,9 @@ def _print_predictions(
     """Print predictions batch by batch, so that they can be piped.
 
     Args:
-        format_: one of FORMATS.
         names: some of the images, for the width of the table's first column.
 
-    Returns:
-        the number of images by error, and the numbers of right and wrong answers to labelled images.
-
-    Raises:
-        RecipeError: there is no such format.
-        BrokenPipeError: the reader closed the output.
+    Returns the number of images by error, and the numbers of right and wrong answers to labelled images.
     """
     from vitctl.errors import RecipeError
     from vitctl.system.files import csv_text

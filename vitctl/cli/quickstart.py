@@ -90,8 +90,7 @@ def quickstart(
 def run_quickstart(out: Path, seed: int) -> list[Row]:
     """Run each step in a folder under `out`, resuming an interrupted quickstart; print and return the table.
 
-    Raises:
-        KeyboardInterrupt: stopped by a signal; all finished steps are kept.
+    A signal raises KeyboardInterrupt; all finished steps are kept.
     """
     from vitctl.engine.journal import FEATURES
     from vitctl.launch.run_folder import check_not_foreign
@@ -130,8 +129,6 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
 
 
 class _Steps:
-    """Runs the recipes one by one, each in a folder, with a shared data folder."""
-
     def __init__(self, out: Path, seed: int) -> None:
         self.out, self.seed, self._number = out, seed, 0
 
@@ -147,7 +144,6 @@ class _Steps:
             yield lambda: time.perf_counter() - began
 
     def shards(self) -> Row:
-        """Write the shards of all data sets; existing ones are kept."""
         from vitctl.data.datasets.catalog import find_data_set, write_data_set
 
         with self._step(f"shards of {', '.join(SETS)}") as seconds:
@@ -158,7 +154,6 @@ class _Steps:
         return Row("shards", f"{images:,} images in {len(SETS)} sets", seconds())
 
     def run(self, folder: str, recipe: str, **values: Any) -> tuple[Mapping[str, Any], float]:
-        """Run a recipe with some values in a folder. Return its result and its seconds."""
         from vitctl.cli.show.console import say
         from vitctl.cli.show.render import Screen
         from vitctl.launch.prepare_run import prepare_run
@@ -183,7 +178,6 @@ class _Steps:
         return result, seconds()
 
     def run_twice(self, folder: str, recipe: str, **values: Any) -> tuple[list[Mapping[str, Any]], float]:
-        """Run a recipe from trained, then from random weights. Return metrics and seconds."""
         trained, seconds = self.run(folder, recipe, **values)
         random = {"weights.initialise": "random"}
         scratch, more = self.run(f"{folder}_scratch", recipe, **values, **random)

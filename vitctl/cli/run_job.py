@@ -33,9 +33,7 @@ def run_job(
     restarts: int = 0,
     device: str | None = None,
 ) -> None:
-    """Resolve the recipe, then run it, print its plan, or write its Slurm job or JobSet.
-
-    Exits with the command's exit code.
+    """Resolve the recipe, then run it, print its plan, or write its job. Exits with the command's exit code.
 
     Args:
         flags: everyday flags that were given: flag -> (dotted key, value).
@@ -108,9 +106,7 @@ def run_loaded(
     batch: "Resources | None",
     allow: Sequence[str] = (),
 ) -> None:
-    """Prepare the run folder, then run it with progress on the screen, or write its job.
-
-    Exits with 3 if it was stopped.
+    """Prepare the run folder, then run it with progress, or write its job. Exits with 3 if it was stopped.
 
     Args:
         batch: the resources of a job that will run it; None: it runs now.
@@ -162,10 +158,7 @@ def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool =
         is_alone: whether no other process runs the same command.
         dry_run: write nothing; print what would be made.
 
-    Raises:
-        DataError: as `vitctl data shards` and `plan_scoring`; or several processes would write the same
-            shards.
-        CheckpointError: the weights are missing; no shards were written.
+    Raises DataError or CheckpointError. What the job would refuse is refused before any shard is written.
     """
     from vitctl.cli.data_commands import check_photographs, shards_of
     from vitctl.data.writer.intake import RECORD
@@ -212,11 +205,7 @@ def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool =
 
 
 def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
-    """Choose the splits that --data has, and print them.
-
-    Args:
-        with_timeout: give up on an address that does not answer; the plan reports it later.
-    """
+    """Choose the splits that --data has, and print them; `with_timeout` gives up on a silent address."""
     from vitctl.cli.show.console import say
     from vitctl.jobs.inputs.checks import fit_splits
     from vitctl.jobs.plan import LOOKUP_SECONDS, call_with_timeout
@@ -269,10 +258,7 @@ def batch_job(slurm: str | None, k8s: str | None) -> "Resources | None":
 def started_processes(
     member: "Member | None", batch: "Resources | None", given: "Sequence[Override]"
 ) -> "list[Override]":
-    """Set the number of processes that a launcher started or a job will start, and the device of a GPU job.
-
-    Raises LaunchError if `given` sets another number, or the CPU for a GPU job.
-    """
+    """Set the processes that a launcher or job starts, and a GPU job's device. Raises LaunchError."""
     from vitctl.errors import LaunchError
     from vitctl.recipe.load import Override
 
@@ -306,10 +292,7 @@ def write_job(batch: "Resources", run_dir: Path) -> None:
 
 
 def enter_start_folder(run: Path, overrides: "Sequence[Override]") -> "tuple[Path, list[Override]]":
-    """Change to the folder that relative paths of a run's recipe start from.
-
-    Returns the run and the overrides, their paths adapted to it.
-    """
+    """Change to the folder that a run's relative paths start from; return run and overrides, adapted."""
     from vitctl.cli.show.console import say
     from vitctl.jobs.record.start_folder import from_folder, start_folder
     from vitctl.recipe.load import load_recipe
@@ -330,10 +313,7 @@ def enter_start_folder(run: Path, overrides: "Sequence[Override]") -> "tuple[Pat
 def launch_config(
     member: "Member | None", nodes: str | None, restarts: int, out: Path | None, batch: "Resources | None"
 ) -> "LaunchConfig":
-    """Return the machines and restarts of --nodes and --restarts.
-
-    Raises LaunchError if a launcher or a job already starts the processes, or --out is missing.
-    """
+    """Return the machines and restarts of --nodes and --restarts. Raises LaunchError if they contradict."""
     from vitctl.errors import LaunchError
     from vitctl.launch.agent import parse_nodes
     from vitctl.launch.cluster import LaunchConfig

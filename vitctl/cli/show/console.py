@@ -25,7 +25,7 @@ class PlainConsole(Console):
 
     @property
     def file(self) -> IO[str]:
-        """The underlying stream without the wrapper that escapes text, also during a live view."""
+        """Return the stream without the wrapper that escapes text, even during a live view."""
         stream: Any = _FILE.fget(self)
         while isinstance(stream, PlainStream):
             stream = stream.stream
@@ -65,11 +65,7 @@ def say(text: str, style: str | None = None) -> None:
 def show_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", left: Sequence[str] | None = ()
 ) -> None:
-    """Print a table, with `title` above it.
-
-    Args:
-        left: text columns besides the first; None: all. The other columns are numbers.
-    """
+    """Print a table; `left` are text columns besides the first (None: all), the others are numbers."""
     if title:
         say(title)
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(header))
@@ -89,10 +85,7 @@ def show_table(
 
 @contextmanager
 def waiting(text: str, console: Console = CONSOLE, *, prints: bool = False) -> Iterator[None]:
-    """Show a line on a terminal during work; the cursor stays visible, even after an error.
-
-    Without a terminal, `prints` prints it.
-    """
+    """Show a line on a terminal during work, even through an error; without one, `prints` prints it."""
     if not console.is_terminal:
         if prints:
             console.print(escape(f"{text} ..."), soft_wrap=True)
@@ -153,10 +146,9 @@ def progress_of_steps(
 
 
 def fetch_weights(source: str, *, on_stderr: bool = False) -> None:
-    """Download weights from an address into the cache, with a progress bar; resumes an interrupted download.
+    """Download weights from an address into the cache, with a progress bar; resumes an earlier download.
 
-    Args:
-        on_stderr: show progress on standard error, because standard output is for results.
+    `on_stderr` keeps standard output for results.
     """
     from vitctl.models.weights.download import fetch, locate
 

@@ -75,7 +75,6 @@ def show_plan(
 
 
 def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
-    """Print the cost of a job that scores weights."""
     from vitctl.engine.schedule import TASK_IMAGES, fit_schedule
     from vitctl.jobs.plan import plan_scoring
 
@@ -116,10 +115,7 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
 def _show_training(
     loaded: Loaded, run_dir: Path, nodes: int, device: str | None, batch: Resources | None
 ) -> tuple[Loaded, str]:
-    """Print a training's cost and learning rates.
-
-    Returns the recipe with its length, and why it cannot run; "" if it can.
-    """
+    """Print a training's cost and rates; return the recipe with its length, and why it cannot run or ""."""
     from vitctl.jobs.plan import plan_loaded
 
     gpu, multiple = None if device is None else find_device(device), batch.tasks_per_node if batch else nodes
@@ -210,7 +206,6 @@ def _expected(plan: "TrainingPlan", devices: Sequence[str]) -> str:
 
 
 def _host(plan: "TrainingPlan", nodes: int) -> str:
-    """Return the row on host memory."""
     from vitctl.jobs.resources import RUNTIME_BYTES
 
     m = plan.recipe.machine
@@ -276,7 +271,6 @@ def _time(seconds: float) -> str:
 
 
 def _hours(plan: "TrainingPlan") -> str:
-    """Return a training's duration in words."""
     if not plan.device:
         return "no time, as machine.device is 'cpu'; `vitctl bench model` measures a step"
     most = " in the process with the most images" if _uneven(plan) else ""
@@ -301,7 +295,6 @@ def _fit(plan: "TrainingPlan") -> str:
 
 
 def _model(config: Config) -> str:
-    """Return a description of a network."""
     words = (
         [f"stages {', '.join(map(str, config.stage_depths))}"]
         if isinstance(config, HybridConfig | ResNetConfig)

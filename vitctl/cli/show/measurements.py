@@ -100,10 +100,7 @@ def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None) ->
 def chosen_recipe(
     options: BenchOptions, flags: Flags, member: Member | None = None
 ) -> tuple[Pretrain | Finetune, str]:
-    """Return the recipe that is measured, and its name.
-
-    A model name without a recipe is measured as a plain network in the default recipe. Raises RecipeError.
-    """
+    """Return the recipe to measure, and its name; a model without a recipe is measured in the default one."""
     model, name = (options.names or ("",))[0], options.recipe or DEFAULT_RECIPE
     is_plain = model and options.recipe is None
     overrides = [parse_override(text) for text in options.sets]
@@ -159,7 +156,6 @@ def run_resolutions(
 
 
 def _draw(result: Mapping[str, Any], picture: Path) -> str:
-    """Draw the plot if possible, and return a message about it."""
     if not can_plot():
         return f"no plot: {NOT_INSTALLED}"
     from vitctl.report.paper_plot import draw_speed
@@ -205,10 +201,7 @@ def _finish(json: Path | None, stopped: bool, *, exits: bool = True) -> None:
 
 @contextmanager
 def measuring(threads: int | None, seconds: float) -> "Iterator[Budget]":
-    """Yield a budget that signals end, and show what is being measured.
-
-    A terminal shows one changing line; otherwise standard error gets a line every ten seconds.
-    """
+    """Yield a budget that signals end; a terminal line, or standard error, shows what is being measured."""
     import torch
 
     from vitctl.bench.measuring import Budget

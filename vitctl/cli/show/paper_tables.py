@@ -43,8 +43,7 @@ def show_paper_tables(
         device, mfu: GPU of the GPU-days, and the share of its peak that training reaches.
         plot: .png for a figure; None: no plot.
 
-    Raises:
-        RecipeError: there is no such table, column, GPU or plot.
+    Raises RecipeError if there is no such table, column, GPU or plot.
     """
     gpu = find_gpu(device, mfu)
     if number is not None and number not in TABLES:
@@ -164,7 +163,6 @@ def _costs(row: ResultRow) -> dict[str, str]:
 
 
 def _pair(one: Accuracy, digits: int) -> tuple[str, str]:
-    """Return the paper's accuracy and ours as text."""
     paper = _percent(one.paper, one.deviation, digits)
     return paper, _percent(one.ours.mean, one.ours.std, digits) if one.ours else "not run"
 

@@ -83,11 +83,7 @@ class Screen:
                 self.console.print(escape(_line(self.unprinted)), soft_wrap=True)
 
     def report(self, record: Mapping[str, Any]) -> None:
-        """Show one log record.
-
-        Raises:
-            OSError: the screen cannot be written; raised once, later output is dropped.
-        """
+        """Show one log record. A write error raises OSError once; later output is dropped."""
         try:
             kind, line = record["kind"], _line(record)
             if self.console.is_terminal:
@@ -200,7 +196,6 @@ def _line(record: Mapping[str, Any]) -> str:
 
 
 def _numbers(record: Mapping[str, Any]) -> str:
-    """Return the numbers of a training step."""
     slowest = "slowest: process {rank}, {what} {share:.0%}"
     parts = (
         f"lr {record['lr']:.3g}",

@@ -131,7 +131,6 @@ def _metric(line: RunLine) -> str:
 
 
 def _ago(seconds: float) -> str:
-    """Return how long ago, in the largest unit that fits."""
     age = max(0.0, time.time() - seconds)
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if age >= size:
@@ -140,10 +139,7 @@ def _ago(seconds: float) -> str:
 
 
 def clean_runs(runs: Sequence[Path], *, yes: bool) -> None:
-    """Print which checkpoints can be deleted, ask, and delete them.
-
-    Raises CheckpointError if `yes` was not given and there is no terminal to ask on.
-    """
+    """Print which checkpoints can be deleted, ask (or raise CheckpointError), and delete them."""
     from vitctl.launch.listing import all_removals, remove
 
     removals = all_removals(runs)
@@ -182,10 +178,7 @@ def show_finding(finding: Finding, inside: str) -> None:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return a curve in one line: a bar for the mean of each part, between the lowest and the highest.
-
-    Values that are not finite are left out. "..." for a terminal that has no bars.
-    """
+    """Return a curve in one line: bars for the means of its parts; "..." if the terminal has no bars."""
     finite = np.array([value for value in values if math.isfinite(value)])
     if not len(finite) or CONSOLE.options.ascii_only:
         return "..."
@@ -198,10 +191,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def run_and_show(sweep: Sweep, cells: Sequence[SweepCell], folder: Path, metric: str) -> None:
-    """Run the cells, print their table, and draw their plot; exits with the command's exit code.
-
-    Raises VitctlError if runs failed, or none has the metric.
-    """
+    """Run the cells, print their table, and draw their plot; exits with the command's exit code."""
     kept = sum(is_done(folder / cell.name) for cell in cells)
     say(
         f"{count_text(len(cells), 'run')} in {folder}"
