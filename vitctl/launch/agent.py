@@ -65,12 +65,10 @@ def check_spread(config: LaunchConfig, processes: int) -> None:
 
 
 def own_address(config: LaunchConfig) -> str:
-    """Return the address at which the other machines reach this one.
+    """Return the address at which the other machines reach this one. Raises LaunchError.
 
     It is that of the network interface towards the rendezvous address. The host name, which torchrun would
     use, is often unknown to the other machines, or a loopback address.
-
-    Raises LaunchError if the rendezvous address cannot be reached.
     """
     if config.nodes == 1:
         return "127.0.0.1"
@@ -184,7 +182,6 @@ class Agent:
 
     @property
     def had_workers(self) -> bool:
-        """Return whether the agent has started a process."""
         return bool(self._family)
 
     def runs(self) -> bool:
@@ -242,10 +239,7 @@ _ROOT_CAUSE = re.compile(r"Root Cause .*?\n\s*rank +: (\d+) .*?\n\s*exitcode +: 
 
 
 def note_first_killed(run_dir: Path, printed: str) -> None:
-    """Write the note of the first killed process, which could not, unless a note already names a cause.
-
-    `printed` is the output of this machine's agent.
-    """
+    """Write the note of the first killed process in an agent's output, unless a cause is known."""
     for rank, code in _ROOT_CAUSE.findall(printed):
         was_killed = int(code) < 0 and -int(code) not in SIGNALS
         if was_killed and not is_cause(first_error(run_dir)):

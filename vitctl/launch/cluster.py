@@ -48,10 +48,7 @@ def has_agent(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def started_by_vitctl(env: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the vitctl command started this process and shows its progress.
-
-    Its agent listens to a signal that is never sent.
-    """
+    """Return whether the vitctl command started this process and shows its progress."""
     return env.get("PET_SIGNALS_TO_HANDLE") == UNUSED_SIGNAL
 
 
@@ -107,10 +104,7 @@ class Member:
     job: str
 
     def run_dir(self, name: str) -> Path:
-        """Return the run folder of this recipe and job: a requeued job resumes in it.
-
-        Raises LaunchError if the processes share no job id.
-        """
+        """Return this recipe and job's run folder, in which a requeued job resumes. Raises LaunchError."""
         if not self.job:
             raise LaunchError(
                 f"one of {self.num_processes} processes started by {self.launcher}: give all of them the "
@@ -304,10 +298,7 @@ class Resources:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the flag's words, such as "nodes=4,gpus=8,time=24:00:00,partition=long,submit".
-
-        Raises LaunchError if a name is unknown or missing, or a value is invalid.
-        """
+        """Read the flag's words, such as "nodes=4,gpus=8,time=24:00:00". Raises LaunchError."""
         known = {one.name: one.type for one in fields(cls)}
         patterns = {one.name: one.metadata.get("pattern", _WORD) for one in fields(cls)}
         values: dict[str, Any] = {}
@@ -335,14 +326,10 @@ class Resources:
         return cls(**values)
 
     def text(self, run_dir: Path) -> str:
-        """Return the file that starts or resumes a run.
-
-        Raises LaunchError if the batch system cannot use such a path.
-        """
+        """Return the file that starts or resumes a run. Raises LaunchError if such a path cannot be used."""
         raise NotImplementedError
 
     def line(self, run_dir: Path) -> str:
-        """Return the command that submits the file of a run."""
         return shlex.join([*self.submits, str(run_dir.resolve() / self.file)])
 
     def write(self, run_dir: Path) -> Path:

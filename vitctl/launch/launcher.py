@@ -140,10 +140,7 @@ class _Watcher:
         self.clocks: dict[str, float] = {}
 
     def waits_in_vain(self) -> bool:
-        """Return whether the agent waits for processes that will not come or will not end.
-
-        A wait for other machines is announced once.
-        """
+        """Return whether the agent waits for processes that will not come or end; announce a wait once."""
         agent = self.agent
         workers, is_stopping = agent.workers(), bool(agent.signals)
         agent.forward_signal()
@@ -168,10 +165,7 @@ class _Watcher:
 
 
 def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, agent: Agent, log: Path) -> None:
-    """Raise the first error unless RUN/result.json exists.
-
-    The agent's exit code says less: another machine may have ended before its barrier.
-    """
+    """Raise the first error unless RUN/result.json exists; the agent's exit code says less."""
     status, until = read_status(run_dir), time.monotonic() + NOTES_SECONDS
     is_stopping = bool(agent.signals)
     error = first_error(run_dir)

@@ -116,7 +116,6 @@ def _state(folder: Path, result: RunResult | None, records: Sequence[Record]) ->
 
 
 def _unless_damaged(read: Callable[[Path], T], path: Path) -> T | None:
-    """Return `read(path)`; None if that fails."""
     try:
         return read(path)
     except (VitctlError, OSError, ValueError):
@@ -198,10 +197,7 @@ def plan_removal(run: Path) -> Removal:
 
 
 def remove(removal: Removal) -> int:
-    """Delete what was planned and return the freed bytes; the lock is held, so that no run starts.
-
-    Raises LaunchError if another process holds the lock.
-    """
+    """Delete what was planned, under the run's lock; return the freed bytes. Raises LaunchError."""
     from vitctl.engine.checkpoint import remove_folders
 
     with locked(removal.run), explaining(removal.run):

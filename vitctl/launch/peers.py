@@ -34,7 +34,6 @@ _NOTE = {"rank": int, "time": float, "mendable": bool}  # in every note of a fai
 
 
 def log_of(run_dir: Path, rank: int) -> Path:
-    """Return the log file for the output of a process."""
     return run_dir / LOGS / f"rank_{rank:02d}.txt"
 
 
@@ -97,9 +96,7 @@ def is_final(error: Mapping[str, Any] | None) -> bool:
 def raise_first_error(run_dir: Path, num_processes: int) -> None:
     """Raise the error of the process that failed first in the last launch, if any.
 
-    Raises:
-        VitctlError: the user can fix it, or a process was killed or lost.
-        RuntimeError: a bug.
+    A bug is a RuntimeError, anything else a VitctlError.
     """
     error = first_error(run_dir)
     if error is None:
@@ -148,10 +145,7 @@ End = Callable[[str], None]  # ends this process; its argument says why the run 
 
 @contextmanager
 def roll_call(run_dir: Path, journal: Journal, stop: StopFlag, end: End) -> Iterator[None]:
-    """Report processes that do not answer; end the run without them `GIVE_UP_SECONDS` after a signal.
-
-    `end` is called in another thread.
-    """
+    """Report processes that do not answer; `GIVE_UP_SECONDS` after a signal, call `end` from a thread."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     one = (
         _Rank(run_dir, journal, stop, end, int(os.environ["RANK"]), size)

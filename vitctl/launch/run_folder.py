@@ -43,10 +43,7 @@ def read_status(run_dir: Path) -> str | None:
 
 @contextmanager
 def leaving_nothing(folder: Path) -> Iterator[None]:
-    """On an error in the block, remove what it wrote into `folder`, and the folders that it made.
-
-    Raises VitctlError for an operating system error; other errors pass through.
-    """
+    """On an error in the block, remove what it wrote into `folder`, and the folders that it made."""
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     there = _entries(folder)
     with explaining(folder):
@@ -70,8 +67,8 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 def prepared_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
     """Make and lock a run folder first of all; on an error clean up as `leaving_nothing` does.
 
-    Raises:
-        LaunchError: it is a file, or another process holds the lock after `seconds`; nothing was changed.
+    Raises LaunchError if it is a file, or another process holds the lock after `seconds`; nothing was
+    changed.
     """
     _check_not_file(folder)
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
@@ -89,10 +86,9 @@ def prepared_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Lock a run folder, waiting `seconds` for another process that holds the lock.
+    """Lock a run folder, waiting `seconds` for another holder. Raises LaunchError if it stays locked.
 
-    The kernel releases the lock when this process ends, however it ends; workers do not inherit it. Raises
-    LaunchError if another process holds it.
+    The kernel releases the lock when this process ends, however it ends; workers do not inherit it.
     """
     until = time.monotonic() + seconds
     while True:
@@ -183,11 +179,9 @@ def _checkpoints(folder: Path) -> set[str]:
 
 
 def check_not_foreign(folder: Path, own: Collection[str] = (), *, what: str = "a run") -> None:
-    """Refuse a folder with files that no run wrote. Raises LaunchError, also if it is a file.
+    """Refuse a file, or a folder with files that no run wrote, other than `own`. Raises LaunchError.
 
-    Args:
-        own: further names that are allowed.
-        what: what the folder should hold, for the message.
+    `what` is what the folder should hold, for the message.
     """
     if (folder / RECIPE).is_file():
         return

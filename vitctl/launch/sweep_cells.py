@@ -22,8 +22,7 @@ DATA = "data"
 def prepare_cells(cells: Sequence[SweepCell], out: Path, batch: Resources | None = None) -> None:
     """Check every run before the first one starts, and write the recipes of their folders.
 
-    Raises:
-        VitctlError: every problem in one line, with the runs that have it; nothing was written.
+    Raises VitctlError with every problem and its runs in one line; nothing was written.
     """
     if not any(out.glob(f"*/{RECIPE}")):
         check_not_foreign(out, what="a sweep")
@@ -49,7 +48,7 @@ def run_cells(
 
     Args:
         metric: dotted name of the number that is compared, e.g. "accuracy".
-        report: returns, for a run and its number, the function that is called with each of its log records.
+        report: returns the function that gets each log record of a run and its number.
     """
     errors: dict[str, str] = {}
     for number, cell in enumerate(cells):
@@ -91,7 +90,6 @@ def _problem(text: str, names: Sequence[str], num_cells: int) -> str:
 
 
 def is_done(folder: Path) -> bool:
-    """Return whether a run is finished."""
     result = read_result(folder)
     return result is not None and result.status == "done"
 

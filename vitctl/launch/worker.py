@@ -235,7 +235,6 @@ def launch(
 
 
 def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
-    """Join the process group, and log a line for each node."""
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restarts and is_main_process():
         (run_dir / RESULT).unlink(missing_ok=True)  # written by the start that failed
@@ -275,10 +274,7 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
 
 
 def join_group(run_dir: Path, recipe: "Recipe") -> bool:
-    """Join the process group of a run, and return whether it computes on the CPU.
-
-    Raises LaunchError if not all processes join within machine.start_timeout.
-    """
+    """Join the process group; return whether it computes on the CPU. Raises LaunchError if some are late."""
     from vitctl.engine.runtime import join
 
     cpu, m = on_cpu(recipe), recipe.machine
@@ -297,7 +293,6 @@ def patience(recipe: "Recipe") -> float:
 
 
 def on_cpu(recipe: "Recipe") -> bool:
-    """Return whether a recipe's job computes on the CPU here."""
     import torch
 
     return recipe.machine.device == "cpu" or not torch.cuda.is_available()
@@ -370,10 +365,7 @@ def _say(screen: int | None, text: str) -> None:
 
 
 def _write_now(path: Path, record: Record) -> None:
-    """Write the current state, which no log holds, for the process that shows progress.
-
-    A full disk does not stop the run.
-    """
+    """Write the current state for the process that shows progress; a full disk does not stop the run."""
     if record["kind"] == "now":
         with suppress(OSError), atomic_write(path, flushed=False) as aside:
             aside.write_text(json.dumps(record), encoding="utf-8")
