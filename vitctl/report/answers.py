@@ -53,10 +53,9 @@ class Answers:
 
 
 def answer_split(run: RunRecords, most: int | None) -> Answers:
-    """Run a run's classifier on its scored images: all of them, or evenly spaced ones.
+    """Run a finished run's classifier on its scored images: all of them, or evenly spaced ones.
 
     Args:
-        run: a finished pre-training, fine-tuning or evaluation.
         most: number of images; None: as many as take little time, at most 1,000.
 
     Raises VitctlError if the weights or the data cannot be opened, or are not the result's.
@@ -117,7 +116,6 @@ def answer_split(run: RunRecords, most: int | None) -> Answers:
 
 
 def _scoring(run: RunRecords) -> Evaluate:
-    """Return the evaluation of a run's weights on its scored split."""
     assert run.recipe is not None
     recipe: Any = at_start(run.recipe.recipe, run.folder)
     if isinstance(recipe, Evaluate):
@@ -133,7 +131,6 @@ def _scoring(run: RunRecords) -> Evaluate:
 
 
 def _affordable(opened: OpenClassifier) -> int:
-    """Return how many images take little time."""
     network = opened.network
     assert isinstance(network, TorchNetwork)
     flops = training_flops(network.model.config, 1) / _TRAINING_PASSES

@@ -185,7 +185,6 @@ def line_chart(
 
 
 def _pixels(line: Line, across: Axis, up: Axis) -> Block:
-    """Return the SVG path of a line and its points, as text for the page's script."""
     path, shown, pen = [], [], "M"
     for x, y in line.points:
         if not math.isfinite(y) or (up.log and y <= 0):

@@ -185,10 +185,7 @@ class Comparison:
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:
-    """Put the results of runs side by side, and compare each with the first.
-
-    Raises CheckpointError if a folder has no result.
-    """
+    """Put the results of runs side by side, and compare each with the first. Raises CheckpointError."""
     results = []
     for folder in folders:
         result = read_result(folder)
@@ -376,10 +373,7 @@ def _differences(
 
 
 def _recipe_rows(folders: Sequence[Path], digests: list[str]) -> list[tuple[str, list[Any]]]:
-    """Return a row for each recipe value that affects results and differs.
-
-    If the jobs differ, only values that all recipes have are compared.
-    """
+    """Return a row for each recipe value that affects results and differs, as far as all recipes have it."""
     try:
         recipes = [load_recipe(str(folder / RECIPE)).recipe for folder in folders]
     except VitctlError:

@@ -67,12 +67,11 @@ Say = Callable[[str], None]
 
 @dataclass
 class _Page:
-    """What is left of the limits of a page, and the answers that were computed for it.
+    """The remaining limits of a page, and the answers that were computed for it.
 
     Args:
-        budget: for pictures.
         full_runs: number of further runs to show with curves and recipe.
-        answers: of the classifiers that were run, by run folder; text is the reason if there are none.
+        answers: by run folder; text is the reason if there are none.
         reason: why other runs have none.
     """
 
@@ -101,8 +100,7 @@ def write_report(
         title: of the page; "": made from the folders.
         say: called with a line about anything that takes time.
 
-    Raises:
-        CheckpointError: a folder is not a run.
+    Raises CheckpointError if a folder is not a run.
     """
     runs, sweeps = read_folders(folders)
     check_free("--out", out, [run.folder / name for run in runs for name in RUN_FILES], b"<!DOCTYPE html>")
@@ -198,7 +196,6 @@ def _digest(text: str) -> str:
 
 
 def _sweep(link: str, sweep: SweepRecords, page: _Page) -> dict[str, Any]:
-    """Return a sweep: its table, the curves of its runs in one chart, and each run."""
     first = sweep.runs[:_MAX_OVERLAID]
     names = shared_words([run.name for run in first]) if first else []
     charts = overlaid(link, {name: run.records for name, run in zip(names, first, strict=True)})

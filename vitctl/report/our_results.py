@@ -1,5 +1,4 @@
-"""Our results next to the paper's: finished runs of the shipped recipes, unchanged and on all of their
-images.
+"""Our results next to the paper's: finished runs of the shipped recipes, unchanged and on all images.
 
 In reading order: which experiments a cell of the paper's tables may show; whether a run is its recipe's
 experiment, by values, images and start weights; and the accuracies of all runs in a folder.
@@ -121,7 +120,6 @@ class FinishedRun:
 
     Args:
         where: the folder, as shown to the user.
-        name: of the recipe.
         recipe: with the values of the run.
     """
 
@@ -207,11 +205,7 @@ def _vtab_misfit(metrics: Mapping[str, Any]) -> str:
 
 
 def _source_run(run: FinishedRun, candidates: Sequence[FinishedRun]) -> tuple[FinishedRun | None, str]:
-    """Return the run whose weights another run started from or scored, or why there is none.
-
-    These are the result's weights: the best checkpoint with select_best, else the last; averaged if the
-    recipe averages.
-    """
+    """Return the run whose weights, those of its result, another run started from or scored, or why none."""
     used = run.result.provenance
     if used.get("initialise") == "random":
         return None, "it started from random weights"

@@ -51,7 +51,6 @@ def draw_figure_2(ours: OurResults, path: Path) -> Path:
 def _bar(
     panel: Any, x: float, value: float | None, deviation: float | None, style: Mapping[str, str]
 ) -> list[float]:
-    """Draw a bar with its value above it, and return the value in a list; empty without a value."""
     if value is None:
         return []
     panel.bar(x, value, _BAR * 0.9, yerr=deviation, **style)

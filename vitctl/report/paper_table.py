@@ -42,7 +42,6 @@ class Gpu:
     mfu: float
 
     def days(self, flops: float) -> float:
-        """Return the days that one such GPU takes for this many FLOPs."""
         return flops / (self.mfu * PEAK_TFLOPS[self.device] * 1e12 * SECONDS_PER_DAY)
 
 
@@ -67,10 +66,7 @@ class ResultRow(NamedTuple):
 
 
 class TaskRow(NamedTuple):
-    """A row of Table 9 or Fig. 2: a task, a group or the mean of all, with an accuracy per model.
-
-    `others` are Fig. 2's other networks, which have no run.
-    """
+    """A row of Table 9 or Fig. 2: a task, a group or the mean; `others` are Fig. 2's other networks."""
 
     name: str
     accuracies: tuple[Accuracy, ...]
@@ -122,10 +118,7 @@ def _ours(number: str, recipe: str, column: str, ours: OurResults) -> Ours | Non
 
 
 def task_rows(number: str, ours: OurResults) -> list[TaskRow]:
-    """Return the rows of Table 9 ("9": tasks, and the mean) or Fig. 2 ("fig2": the mean, and groups).
-
-    The paper prints Fig. 2 as bars; its numbers here are means over Table 9.
-    """
+    """Return the rows of Table 9 ("9") or Fig. 2 ("fig2"), whose numbers here are means over Table 9."""
     mean = {VTAB: list(TASKS)}
     parts = {task.name: [task] for task in TASKS} | mean
     if number == "fig2":

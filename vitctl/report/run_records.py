@@ -84,10 +84,7 @@ def run_folders(root: Path) -> Iterator[Path]:
 
 
 def read_folders(folders: Sequence[Path]) -> tuple[list[RunRecords], list[SweepRecords]]:
-    """Read runs, sweeps, and folders of both, such as those of `runs` or `quickstart`.
-
-    Raises CheckpointError if a folder is none of them.
-    """
+    """Read runs, sweeps, and folders of both. Raises CheckpointError if a folder is none of them."""
     runs: dict[Path, RunRecords] = {}
     sweeps: dict[Path, SweepRecords] = {}
     names = Counter(folder.resolve().name for folder in folders)

@@ -68,12 +68,7 @@ class Group:
 
 
 def outcome(folder: Path, recipe: str, varied: Mapping[str, Any], metric: str, error: str) -> Outcome:
-    """Read the outcome of a run from its folder.
-
-    Args:
-        metric: dotted name of the compared metric.
-        error: of the run that just failed; else "".
-    """
+    """Read the outcome of a run from its folder; `error` is that of a run that just failed, else ""."""
     result = read_result(folder)
     records = read_records(folder / LOG)
     steps = [record for record in records if record.get("kind") == "train"]
@@ -91,11 +86,7 @@ def outcome(folder: Path, recipe: str, varied: Mapping[str, Any], metric: str, e
 
 
 def _logged(records: Sequence[Record]) -> dict[str, float]:
-    """Return the best of all evaluations and the last few-shot accuracies, which a result may lack.
-
-    Few-shot accuracies in the result override them: the result's come from the checkpoint that represents the
-    run.
-    """
+    """Return the best accuracy of all evaluations and the last few-shot ones; a result's take precedence."""
     scores = [r["accuracy"] for r in records if r.get("kind") == "evaluate" and "accuracy" in r]
     best = {"best_accuracy": max(scores)} if scores else {}
     probed = [r for r in records if r.get("kind") == "fewshot" and {"shots", "accuracy"} <= r.keys()]
@@ -112,7 +103,6 @@ def _seconds(steps: Sequence[Record]) -> float | None:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return every number of a result by dotted name."""
     return {
         ".".join(path): value
         for path, value in leaves(metrics)
@@ -167,9 +157,6 @@ def draw_sweep(groups: Sequence[Group], metric: str, title: str, out: Path) -> P
     """Write OUT/sweep.png atomically: lines over the number that varies, or one dot per run otherwise.
 
     Accuracies are in percent, other numbers unchanged; bars are one standard deviation over seeds.
-
-    Args:
-        groups: finished runs, at least one.
     """
     scale = 100.0 if all(0 <= value <= 1 for group in groups for value in group.values) else 1.0
     key = numeric_axis(groups)
