@@ -165,10 +165,7 @@ def largest_batch(
 
 
 def _ends(known: list[Attempt]) -> tuple[Attempt, Attempt] | None:
-    """Return the smallest and the largest size that fitted; between close sizes the allocator adds noise.
-
-    The attempt with 0 images counts only if there is a single other one.
-    """
+    """Return the smallest and largest size that fitted; 0 images count only next to a single other size."""
     fits = sorted((one for one in known if one.fits), key=lambda one: one.images)
     if len(fits) > 2 and not fits[0].images:
         fits = fits[1:]
@@ -176,7 +173,6 @@ def _ends(known: list[Attempt]) -> tuple[Attempt, Attempt] | None:
 
 
 def _image_bytes(known: list[Attempt]) -> int:
-    """Return the bytes of one more image; 0 if unknown."""
     if (ends := _ends(known)) is None:
         return 0
     small, large = ends

@@ -25,10 +25,7 @@ _BATCH, _WARM_UP = 64, 2
 
 
 def bench_data(recipe: Pretrain | Finetune, budget: Budget) -> dict[str, Any]:
-    """Measure a recipe's loader: its images, its augmentation, its workers. Return the results for JSON.
-
-    Raises DataError if the images are missing.
-    """
+    """Measure a recipe's loader, augmentation and workers. Return the results for JSON. Raises DataError."""
     recipe = without_extras(recipe)
     if recipe.data.synthetic:
         raise DataError(

@@ -94,11 +94,9 @@ def cpu_seconds() -> float:
 
 
 def matrix_rate(device: torch.device, precision: str, seconds: float = 1.0) -> float:
-    """Return the highest FLOP/s of several large matrix products of random numbers.
+    """Return the highest FLOP/s of several large matrix products; `seconds` is the approximate time.
 
-    Args:
-        precision: bf16, float32, tf32 (already enabled in this process) or float64.
-        seconds: approximate time to spend.
+    tf32 must already be enabled in this process.
     """
     best, generator = 0.0, torch.Generator(device).manual_seed(0)
     for rows, inputs, outputs in _SHAPES[device.type]:

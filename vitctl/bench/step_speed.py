@@ -67,13 +67,9 @@ _STEP_SHARE, _PASS_SHARE = 0.05, 0.03  # of the budget, for an update and for a 
 def bench_model(
     recipe: Pretrain | Finetune, budget: Budget, *, batch_size: int | None = None
 ) -> dict[str, Any]:
-    """Measure the update of a recipe's training, on its images or on noise.
+    """Measure the update of a recipe's training, on its images or on noise. Return the results for JSON.
 
-    Args:
-        budget: the time to spend; Ctrl-C ends it.
-        batch_size: images per update; None: the recipe's, or a part of it if that takes too long here.
-
-    Returns all measurements and settings for JSON; seconds are per update.
+    `batch_size` None takes the recipe's, or a part of it if that takes too long here. Seconds are per update.
 
     Raises LaunchError if not even one image fits into memory.
     """
@@ -115,12 +111,7 @@ def measured_recipe(
 ) -> Pretrain | Finetune:
     """Choose the batch to measure: the recipe's if several updates fit into the time, else a part of it.
 
-    Args:
-        recipe: with a length and a batch size.
-        seconds: for the entire measurement.
-        batch_size: given by the user; None: chosen here.
-
-    Raises LaunchError if not even one image fits into memory.
+    `seconds` are for the entire measurement, `batch_size` is the user's. Raises LaunchError if no image fits.
     """
     processes, s, m = recipe.machine.processes, recipe.schedule, recipe.machine
     on_cpu = computation.device.type == "cpu"

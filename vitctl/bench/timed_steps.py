@@ -52,10 +52,7 @@ def without_extras(recipe: Pretrain | Finetune) -> Pretrain | Finetune:
 
 
 def with_images(recipe: Pretrain | Finetune, scratch: Path) -> tuple[Pretrain | Finetune, list[str]]:
-    """Return the recipe, with noise images if a known data set is missing, and a note about noise.
-
-    Raises DataError if the recipe's shards are missing.
-    """
+    """Return the recipe, with noise if a known data set is missing, and a note on it. Raises DataError."""
     data = recipe.data
     if data.synthetic:
         return recipe, [f"noise images of {data.image_size} pixels"]
@@ -170,14 +167,10 @@ class _Enough(BaseException):
 
 
 def measure_steps(trainer: Trainer, budget: Budget, least: int = 1) -> tuple[list[dict[str, float]], int]:
-    """Run the training loop with its updates and records until the budget is spent.
+    """Run the training loop until the budget is spent, for at least `least` measured steps.
 
-    Args:
-        trainer: before its first step; it stays there.
-        budget: for the measured steps and the warm-up.
-        least: the minimum number of measured steps.
-
-    Returns the seconds of each step's parts, and the peak memory in bytes.
+    The trainer stays before its first step. Returns the seconds of each step's parts, and the peak memory in
+    bytes.
     """
     device = trainer.runtime.device
     clock = Clock(device)
