@@ -81,12 +81,7 @@ class ResultFields(BaseModel):
 
 @dataclass
 class Training:
-    """The records of a run, or of one training inside it, each read once.
-
-    Args:
-        result, steps: None if the file is missing or not valid.
-        problems: the files that cannot be read.
-    """
+    """The records of a run, or of one training inside it; `problems` are files that cannot be read."""
 
     folder: Path
     result: RunResult | None = None
@@ -96,12 +91,10 @@ class Training:
 
     @property
     def finished(self) -> RunResult | None:
-        """Return the result if the training is done."""
         return self.result if self.result is not None and self.result.status == "done" else None
 
     @property
     def last_start(self) -> StartLine | None:
-        """Return the last recorded start."""
         return self.steps.starts[-1] if self.steps is not None and self.steps.starts else None
 
 
@@ -130,10 +123,7 @@ def _read(what: str, read: Callable[[Path], T], training: Training) -> T | None:
 
 
 def check_records(training: Training, *, is_traced: bool) -> Iterator[Finding]:
-    """Check the records of one training against each other.
-
-    `is_traced`: the recipe asks for a record of the steps.
-    """
+    """Check the records of one training; `is_traced`: its recipe asks for a record of the steps."""
     yield from training.problems
     unreadable = {finding.what for finding in training.problems}
     intact: list[SavedCheckpoint] = []
@@ -254,12 +244,7 @@ def _check_weights(training: Training, intact: Sequence[SavedCheckpoint]) -> Ite
 
 
 def check_recipe(loaded: Loaded, trainings: Sequence[Training]) -> Finding:
-    """Check recipe.toml against the digests in the result and in the starts.
-
-    Args:
-        loaded: RUN/recipe.toml; paths on this machine that replace some of its values are ignored.
-        trainings: of the run; the first is the run itself.
-    """
+    """Check recipe.toml, without paths replaced on this machine, against the result's and starts' digests."""
     recipe = load_recipe(loaded.name).recipe
     digest = json_digest(deciding_values(recipe))
     starts = [start for training in trainings if training.steps for start in training.steps.starts]
@@ -283,8 +268,7 @@ def check_data(recipe: Recipe, run: Training, scratch: Path, *, reads_bytes: boo
 
     Args:
         recipe: with data.path as it is on this machine.
-        run: its folder `data` may hold generated images; nothing is written there.
-        scratch: where they are generated if missing.
+        run: its folder `data` may hold generated images; else they are generated in `scratch`.
         reads_bytes: also check every shard against its index.
     """
     try:

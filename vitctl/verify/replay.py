@@ -1,5 +1,4 @@
-"""Replay: repeat steps of a training from an earlier checkpoint, and compare them with record and
-checkpoints.
+"""Replay: repeat steps of a training from an earlier checkpoint, and compare them with the record.
 
 On the run's machine type and versions every bit must agree. Elsewhere the images read must be equal, and
 losses and gradient norms must agree within a tolerance. If they do not, nothing is proven: rounding grows
@@ -106,14 +105,9 @@ def newest_before(folder: Path, first: int) -> SavedCheckpoint | None:
 def replay(
     rerun: Rerun, steps: Steps, era: Era, ranges: Sequence[Range], progress: Progress
 ) -> list[Finding]:
-    """Repeat steps of a training and compare them with their record.
+    """Repeat steps of a training and compare them with their record; what this machine lacks is not proven.
 
-    Steps that this machine lacks something for are reported as not proven.
-
-    Args:
-        era: that contains the steps.
-        ranges: of the steps, in ascending order.
-        progress: called after each step.
+    `era` contains the steps, and `ranges` are ascending.
     """
     words = ", ".join(f"{first} to {last}" for first, last in ranges)
     if problem := _not_repeatable(rerun.folder, steps, era, ranges[0][0]):
@@ -197,11 +191,9 @@ class _Replay:
     """Repeats steps of the training in `folder` and compares each with its record. Nothing is written.
 
     Args:
-        folder: of the training, which is only read.
         trainer: the prepared training in a scratch folder.
         may_round: bits of numbers may differ, because the environment does.
         draws_differ: other processes drew the dropout: numbers and weights cannot be compared.
-        progress: called after each step.
         findings: the first difference of each range.
         rounding: the first number whose bits differ where they may; "" if all agree.
         largest: relative difference of a loss.
@@ -240,7 +232,6 @@ class _Replay:
         return self.range
 
     def verdict(self, ranges: Sequence[Range]) -> Finding:
-        """Return the finding of a replay without differences."""
         words = [f"{first} to {last}" if first < last else f"{first}" for first, last in ranges]
         is_one = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
         what = f"step{'' if is_one else 's'} {', '.join(words)}"

@@ -36,14 +36,12 @@ def verify(
     """Check a run, or one training inside it, against its records; the run is only read.
 
     Args:
-        folder: a run, or the folder of one of its trainings.
         steps: to replay: "A:B", both included; "A"; "all"; "any", a few after random checkpoints; "" for
             none.
         scores: score the weights that represent each training again.
         reads_bytes: read every shard.
         data: path to the shards on this machine; "": the path in recipe.toml.
         weights: path to the start weights, likewise.
-        progress: called while steps are replayed.
 
     Returns:
         pairs of the folder of a training and a finding about it.
@@ -102,10 +100,7 @@ def _loaded(run_dir: Path, data: str, weights: str) -> Loaded:
 
 
 def _training_folders(folder: Path, run_dir: Path) -> list[Path]:
-    """Return the folder, then those of the trainings inside it: of each learning rate, seed or task.
-
-    Raises CheckpointError if the folder is part of a run but not a training.
-    """
+    """Return the folder and those of the trainings inside it. Raises CheckpointError if there are none."""
     inside = {path.parent for name in (RESULT, STEP_RECORDS) for path in folder.rglob(name)} - {folder}
     has_records = any((folder / name).is_file() for name in (RESULT, STEP_RECORDS))
     if folder != run_dir and not has_records and not inside:
@@ -120,7 +115,6 @@ def _training_folders(folder: Path, run_dir: Path) -> list[Path]:
 
 
 def _chosen_trainings(trainings: Sequence[Training], steps: str) -> list[Training]:
-    """Return the trainings whose steps --replay names."""
     folder = trainings[0].folder
     recorded = [training for training in trainings if (training.folder / STEP_RECORDS).is_file()]
     if not recorded:
