@@ -157,10 +157,7 @@ class LabelRule:
 def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Path) -> LabelRule:
     """Return the rule that evaluation.labels names, for the images of `open_scored`.
 
-    Args:
-        root: folder of known data sets, which holds the ReaL labels.
-
-    Raises VitctlError if there are no such labels, or they are not for these images or this head.
+    `root` holds the ReaL labels. Raises VitctlError if there are no such labels, or they do not fit.
     """
     given = source.labels()
     classes = given.reshape(len(given), -1)[:, 0]

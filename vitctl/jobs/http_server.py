@@ -135,11 +135,7 @@ class _InMemory(MultiPartParser):
 
 
 class Application:
-    """The endpoints and their shared state.
-
-    Args:
-        top: number of classes per image if a request does not set it.
-    """
+    """The endpoints and their shared state; `top` is the default number of classes per image."""
 
     def __init__(self, batcher: Batcher, top: int) -> None:
         self.batcher, self.opened, self.metrics = batcher, batcher.opened, batcher.metrics

@@ -59,7 +59,6 @@ class Subject:
         name: short name of its weights, for titles.
         model: in evaluation mode, on its device.
         images: pre-processed, uint8 `[N, 3, S, S]`, if there are any.
-        chosen: which images these are.
         seen: what they show of the network.
         transform: their pre-processing, for the JSON.
     """

@@ -86,7 +86,7 @@ def predict(
         note: called with lines that name the weights, and with warnings.
 
     Yields:
-        the predictions of each batch, in order, as soon as it is computed.
+        the predictions of each batch, in order, as soon as they are computed.
 
     Raises:
         CheckpointError: there are no such weights, or they do not predict classes.

@@ -216,13 +216,12 @@ def read_result(folder: Path, *, own: bool = True, weights: bool = True) -> RunR
     """Return a run folder's result; None if there is none yet.
 
     Args:
-        own: refuse a result that was changed or belongs to another run, judged by the records beside it.
+        own: refuse a result that was changed or belongs to another run, judged by the records next to it.
             Records that were not copied along are not checked.
         weights: with `own`, also refuse a replaced or renamed checkpoint; False if the caller checks the
             checkpoint that it uses.
 
-    Raises:
-        CheckpointError: the file is not a result, was changed, or belongs to another run.
+    Raises CheckpointError if the file is not a result, was changed, or belongs to another run.
     """
     path = folder / RESULT
     if not path.exists():
