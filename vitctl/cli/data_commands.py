@@ -122,7 +122,7 @@ def number_of_workers(workers: int) -> int:
 
 
 def shards_of(photographs: str, runs: Path) -> Path:
-    """Convert a folder of class folders to shards beside the runs, once per state. Return their folder.
+    """Convert a folder of class folders to shards next to the runs, once per state. Return their folder.
 
     Raises DataError as `vitctl data shards`, or if the photos changed meanwhile.
     """
