@@ -53,7 +53,6 @@ def started_by_vitctl(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def restarts_left(env: Mapping[str, str] = os.environ) -> int:
-    """Return how often the agent will still restart the processes."""
     return int(env.get("TORCHELASTIC_MAX_RESTARTS", "0")) - int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -364,13 +363,11 @@ class Job(Resources):
 
 
 def job_text(job: Job, run_dir: Path, python: str) -> str:
-    """Return the batch script.
+    """Return the batch script. Raises LaunchError if a path contains a character that would break it.
 
     Slurm sends USR1 to the tasks; they save and exit with code 3, and the job is requeued. After
     `MAX_RESTARTS` of these without a new checkpoint it ends. A cancelled job gets TERM: it saves, too, and is
     not requeued. Its name is the run folder's, with underscores for characters that Slurm does not allow.
-
-    Raises LaunchError if a path contains a character that would break the script.
     """
     for path in (str(run_dir), python):
         if has_control(path) or any(letter in path for letter in _NOT_IN_A_PATH):

@@ -37,7 +37,6 @@ class JobSet(Resources):
     namespace: str = field(default="", metadata={"pattern": "[a-z0-9-]+"})
 
     def text(self, run_dir: Path) -> str:
-        """Return the JobSet as YAML."""
         return str(yaml.safe_dump(jobset_manifest(self, run_dir), sort_keys=False, width=110))
 
 

@@ -80,10 +80,7 @@ class Follower:
                 self.report(record)
 
     def _new_lines(self) -> list[bytes]:
-        """Return complete lines that are new since the last poll.
-
-        A log that was truncated is a new file with old lines.
-        """
+        """Return complete lines since the last poll. A truncated log counts as a new file with old lines."""
         with self.path.open("rb") as file:
             status = os.fstat(file.fileno())
             if status.st_ino != self.inode or status.st_size < self.offset:

@@ -45,7 +45,6 @@ class RunLine:
         number, what: its main accuracy, from 0 to 1, and its name; None if there is none.
         loss: of its last step; None for other jobs.
         when: last update, in seconds since 1970.
-        num_bytes: on disk.
     """
 
     folder: Path

@@ -94,10 +94,7 @@ def is_final(error: Mapping[str, Any] | None) -> bool:
 
 
 def raise_first_error(run_dir: Path, num_processes: int) -> None:
-    """Raise the error of the process that failed first in the last launch, if any.
-
-    A bug is a RuntimeError, anything else a VitctlError.
-    """
+    """Raise the error of the process that failed first: RuntimeError for a bug, else VitctlError."""
     error = first_error(run_dir)
     if error is None:
         return
@@ -208,7 +205,7 @@ class _Alone:
     journal: Journal
     stop: StopFlag
     reported: float | None = None  # the wait that was last reported
-    outage: str = ""  # likewise
+    outage: str = ""  # the outage that was last reported
 
     def look(self) -> None:
         """Check for waits and outages; called every second."""

@@ -67,8 +67,7 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 def prepared_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
     """Make and lock a run folder first of all; on an error clean up as `leaving_nothing` does.
 
-    Raises LaunchError if it is a file, or another process holds the lock after `seconds`; nothing was
-    changed.
+    Raises LaunchError, and changes nothing, if it is a file or still locked after `seconds`.
     """
     _check_not_file(folder)
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
@@ -179,10 +178,7 @@ def _checkpoints(folder: Path) -> set[str]:
 
 
 def check_not_foreign(folder: Path, own: Collection[str] = (), *, what: str = "a run") -> None:
-    """Refuse a file, or a folder with files that no run wrote, other than `own`. Raises LaunchError.
-
-    `what` is what the folder should hold, for the message.
-    """
+    """Refuse a file, or a folder with files that no run wrote, other than `own`. Raises LaunchError."""
     if (folder / RECIPE).is_file():
         return
     _check_not_file(folder, what)

@@ -48,7 +48,7 @@ def run_cells(
 
     Args:
         metric: dotted name of the number that is compared, e.g. "accuracy".
-        report: returns the function that gets each log record of a run and its number.
+        report: called with a run and its number; returns the function that gets each of its log records.
     """
     errors: dict[str, str] = {}
     for number, cell in enumerate(cells):
@@ -83,7 +83,6 @@ def _load(cell: SweepCell, out: Path) -> Loaded:
 
 
 def _problem(text: str, names: Sequence[str], num_cells: int) -> str:
-    """Return a problem and the runs that have it; no names if all runs have it."""
     if len(names) == num_cells:
         return text
     return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {text}"

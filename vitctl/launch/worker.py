@@ -202,16 +202,11 @@ def launch(
 ) -> dict[str, Any]:
     """Run the recipe of a prepared folder to its end, in this process or in new ones.
 
-    This process does the job if it is the only one or one of several.
+    This process does the job if it is the only one or one of several. Returns the content of RUN/result.json.
 
     Args:
-        run_dir: prepared.
         report: called with every log record.
-        config: the machines and the restarts.
         prepared: the result of `prepare_run` in this process; None: the recipe is read from the folder.
-
-    Returns:
-        the content of RUN/result.json.
 
     Raises:
         VitctlError: as the job raises; with several processes, the error of the first that failed or was
