@@ -99,7 +99,6 @@ def axis(
         values: finite; at least one.
         begin, end: pixels of its ends.
         log: logarithmic, if all values are above 0 and cover more than a power of ten.
-        from_zero: starts at 0.
         most: the largest possible value, such as 1 for shares.
         num_ticks: approximate number of intervals.
         tight: ends at the values, not at ticks.

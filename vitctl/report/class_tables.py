@@ -188,7 +188,6 @@ def _recorded(run: RunRecords) -> list[dict[str, Any]] | None:
 
 
 def examples(answers: "Answers", budget: Budget) -> Block:
-    """Return evenly spaced images with their answers."""
     total, items = len(answers.rows), []
     number = min(_NUM_EXAMPLES, total)
     for row in (answers.rows[n * total // number] for n in range(number)):

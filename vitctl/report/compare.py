@@ -266,10 +266,7 @@ def _tested(name: Path, first: RunResult, folder: Path, other: RunResult) -> str
 
 
 def _answered(folder: Path, result: RunResult) -> dict[str, bool]:
-    """Return which images a result gets right, by path.
-
-    Raises VitctlError if the answers are missing, damaged or not the result's.
-    """
+    """Return which images a result gets right, by path. Raises VitctlError if its answers are unusable."""
     place = Path(result.files["answers"])
     if result.provenance.get("answers_sha256") not in (None, answers_digest(place)):
         raise CheckpointError(
@@ -393,7 +390,6 @@ def _recipe_rows(folders: Sequence[Path], digests: list[str]) -> list[tuple[str,
 
 
 def _entry_rows(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """Return a row for each entry of a table that differs."""
     tables = [value if isinstance(value, Mapping) else {} for value in values]
     names = dict.fromkeys(name for table in tables for name in table)
     rows = [(f"{key} {name}", [table.get(name, _MISSING[key]) for table in tables]) for name in names]

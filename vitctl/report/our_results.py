@@ -100,7 +100,6 @@ def experiments_for(number: str, recipe: str, column: str) -> tuple[str, ...]:
 
 
 def pretraining_recipe(name: str) -> Pretrain:
-    """Load a shipped pre-training recipe."""
     recipe = load_recipe(name).recipe
     assert isinstance(recipe, Pretrain)
     return recipe
@@ -205,7 +204,7 @@ def _vtab_misfit(metrics: Mapping[str, Any]) -> str:
 
 
 def _source_run(run: FinishedRun, candidates: Sequence[FinishedRun]) -> tuple[FinishedRun | None, str]:
-    """Return the run whose weights, those of its result, another run started from or scored, or why none."""
+    """Return the run whose result's weights another run started from or scored, or the reason for none."""
     used = run.result.provenance
     if used.get("initialise") == "random":
         return None, "it started from random weights"
@@ -348,7 +347,6 @@ def _mean_by_seed(rows: Iterable[Sequence[float]]) -> list[float]:
 
 
 def _finished(runs: Path) -> Iterator[FinishedRun]:
-    """Yield every finished run of a recipe in the tables, in order of the folders."""
     rows = {name for table in RESULTS.values() for name in table.rows}
     shipped = {name for name in recipe_names() if name in rows or _EXPERIMENTS.fullmatch(name)}
     for folder in sorted(run_folders(runs)):

@@ -89,12 +89,10 @@ def is_digest(text: str) -> bool:
 
 
 def share(value: Any) -> str:
-    """Write an accuracy in percent."""
     return number(value, "percent")
 
 
 def number(value: Any, unit: Unit = "number") -> str:
-    """Write a number, or MISSING."""
     found = _number(value)
     return MISSING if found is None else number_text(found, unit)
 
@@ -186,7 +184,6 @@ def run_table(runs: Sequence[RunRecords], links: Sequence[str]) -> Block:
 
 
 def _images(run: RunRecords) -> str:
-    """Return the name of a result's images."""
     split = run.provenance.get("split")
     data = getattr(run.recipe.recipe, "data", None) if run.recipe is not None else None
     name = Path(getattr(data, "path", "")).name or getattr(data, "dataset", "")
@@ -219,7 +216,6 @@ def result_tables(job: str, metrics: Mapping[str, Any], provenance: Mapping[str,
 
 
 def _label_table(metrics: Mapping[str, Any], provenance: Mapping[str, Any]) -> Block:
-    """Return a row for each set of labels that the predictions were compared with."""
     sets = {str(provenance.get("labels", "original")): metrics}
     others = {name: numbers for name, numbers in metrics.items() if isinstance(numbers, Mapping)}
     sets |= {name: numbers for name, numbers in others.items() if "accuracy" in numbers}
@@ -354,7 +350,6 @@ def _fewshot_chart(name: str, data_sets: Mapping[str, Any]) -> Block | None:
 
 
 def _task_dots(metrics: Mapping[str, Any]) -> list[tuple[str, dict[str, float]]]:
-    """Return the accuracy of each task and group of VTAB, and the paper's."""
     means = {task: ("tasks", task, row["mean"]) for task, row in metrics["tasks"].items()}
     means |= {f"group {of}": ("groups", of, mean) for of, mean in (metrics.get("groups") or {}).items()}
     papers = {f"paper, {column}": numbers for column, numbers in (metrics.get("paper") or {}).items()}
@@ -412,7 +407,6 @@ def repeating_command(run: RunRecords) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Write a recorded value for a reader."""
     if value is None or value == "" or value == []:
         return MISSING
     if isinstance(value, bool):

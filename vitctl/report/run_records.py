@@ -27,10 +27,8 @@ class RunRecords:
         name: in the page.
         recipe_name: of the original recipe; "" if the file does not say.
         recipe: None if recipe.toml is not valid here; then `problems` says why.
-        recipe_text: the content of recipe.toml.
         result: None before the run has one.
         environment, launch: env.json and launch.txt; empty if missing.
-        records: of log.jsonl.
         problems: what could not be read, one line each.
     """
 

@@ -27,12 +27,10 @@ class Outcome:
     """A run of a sweep.
 
     Args:
-        run: name of its folder.
         varied: dotted key -> value.
         status: "done", "stopped", "failed" or "waiting".
         value: of the compared metric; None before the run is finished.
         numbers: of its result, by dotted name.
-        loss: last logged.
         seconds: spent in training.
         error: one line, if it failed.
     """
