@@ -65,7 +65,6 @@ def guarded(device: torch.device) -> Iterator[None]:
 
 
 def used_bytes(device: torch.device) -> int:
-    """Return the bytes in use now."""
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
     return int(psutil.Process().memory_info().rss)
@@ -188,6 +187,5 @@ def _foreseen(known: list[Attempt], room: float) -> float:
 
 
 def _seconds(known: list[Attempt], images: int) -> float:
-    """Return the expected seconds of n images, from the largest size that fitted."""
     largest = max((one for one in known if one.fits), key=lambda one: one.images, default=None)
     return largest.seconds / largest.images * images if largest and largest.images else 0.0

@@ -26,10 +26,7 @@ _TYPES = {"bf16": torch.bfloat16, "float32": torch.float32, "tf32": torch.float3
 
 @dataclass
 class Budget:
-    """The seconds for all measurements together. A signal ends them and keeps the numbers so far.
-
-    `say` shows what is being measured.
-    """
+    """The seconds for all measurements together. A signal ends them and keeps the numbers so far."""
 
     seconds: float
     stop: StopFlag = field(default_factory=StopFlag)
@@ -61,7 +58,6 @@ def seconds_of(device: torch.device, compute: Callable[[], Any]) -> float:
 
 
 def machine_facts(computation: Computation) -> dict[str, Any]:
-    """Return the processor, device, cores, threads, load, memory and versions."""
     device = computation.device
     load = {}
     with suppress(OSError):

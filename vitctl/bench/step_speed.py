@@ -303,7 +303,6 @@ def largest_micro_batch(
 
 
 def enlarged(batch: Batch, num_images: int) -> Batch:
-    """Return n images by repeating those of a batch."""
     rows = torch.arange(num_images) % len(batch)
     repeated = {
         name: getattr(batch, name)[rows]
