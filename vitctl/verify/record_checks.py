@@ -1,7 +1,7 @@
 """Check the files of a run against its records, without recomputing anything.
 
 The digests in result.json cover result.json itself, log.jsonl, steps.jsonl and the checkpoints; those in a
-checkpoint cover the records beside it. Recipe and data are compared with their recorded digests.
+checkpoint cover the records next to it. Recipe and data are compared with their recorded digests.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -259,7 +259,6 @@ class _Replay:
         self.progress(*self.range, step)
 
     def _check_weights(self, begin: int) -> None:
-        """Compare the weights at the start of a range with the recorded digest."""
         recorded = self.steps.by_step[begin].weights if begin in self.steps.by_step else ""
         recorded = recorded or next((one.weights for one in self.steps.starts if one.step == begin), "")
         if recorded and weights_checksum(self.trainer.state.network) != recorded:
@@ -279,7 +278,7 @@ class _Replay:
         raise _EndError
 
     def _bits_differ(self, step: int, text: str) -> None:
-        """Record that bits differ: a difference where they must agree."""
+        """Record that bits differ, as a difference where they must agree."""
         if not self.may_round:
             self._differs(step, text)
         self.rounding = self.rounding or f"step {step}: {text}"
