@@ -167,7 +167,7 @@ def _print_split(split: str, report: "Report", index: "Index") -> None:
 def _duplicates(
     reports: "Mapping[str, tuple[Report, Index]]", *, reads_excluded: bool
 ) -> tuple[list[str], list[str]]:
-    """Return lines about images, unless excluded, that are duplicates or have different labels."""
+    """Return lines on duplicate images, and on those with different labels; excluded images do not count."""
     from vitctl.data.inspect.check_shards import shared
     from vitctl.data.inspect.overview import label_text
     from vitctl.data.source.splits import read_exclusion
@@ -214,7 +214,10 @@ def _duplicates(
 
 
 def _near_duplicates(indexes: "Mapping[str, Index]", workers: int) -> list[str]:
-    """Return a line per split or pair with near-duplicates; a single split is divided as in training."""
+    """Return a line for each split, and each pair of splits, with near-duplicates.
+
+    A single split is divided as training divides it; identical images on both sides count, too.
+    """
     from vitctl.cli.show.console import adding, progress_bar
     from vitctl.data.inspect.duplicates import NEAR_BITS, compare_within, describe, sides_of
     from vitctl.data.source.splits import without_excluded

@@ -17,8 +17,8 @@ def load_teacher(
     """Return the teacher of [distillation] on the device; None without one.
 
     Its position embedding is resized to the student's `image_size` in pixels. Raises CheckpointError if it is
-    missing or does not fit the student's `start` weights or the data's `classes`, LaunchError if processes
-    differ.
+    missing or does not fit the student's `start` weights or the data's `classes`, LaunchError if other
+    processes read other weights.
     """
     if not recipe.distillation.teacher:
         return None

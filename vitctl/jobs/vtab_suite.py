@@ -97,7 +97,10 @@ class SuiteContext:
 
 
 def scored_as(context: SuiteContext) -> EvalTransform:
-    """Return the evaluation pre-processing: images are squashed to the square, even Pets' damaged JPEGs."""
+    """Return the evaluation pre-processing of all tasks: images are squashed to the model's square.
+
+    They are used as published, including the damaged JPEGs of Pets.
+    """
     resample = context.recipe.data.resample
     return EvalTransform(context.image_size, method="square", resize=0, resample=resample, truncated="pad")
 

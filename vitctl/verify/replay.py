@@ -105,9 +105,9 @@ def newest_before(folder: Path, first: int) -> SavedCheckpoint | None:
 def replay(
     rerun: Rerun, steps: Steps, era: Era, ranges: Sequence[Range], progress: Progress
 ) -> list[Finding]:
-    """Repeat steps of a training and compare them with their record; what this machine lacks is not proven.
+    """Repeat steps of a training and compare them with their record, as far as this machine can.
 
-    `era` contains the steps, and `ranges` are ascending.
+    The rest is not proven. `era` contains the steps, and `ranges` are ascending.
     """
     words = ", ".join(f"{first} to {last}" for first, last in ranges)
     if problem := _not_repeatable(rerun.folder, steps, era, ranges[0][0]):

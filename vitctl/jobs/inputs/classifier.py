@@ -115,8 +115,8 @@ _SHOWN = 4
 class OnnxNetwork:
     """A network run by onnxruntime, with the attributes of `TorchNetwork`.
 
-    Raises CheckpointError if the file is not an ONNX classifier of `vitctl export`, LaunchError without CUDA
-    if asked for.
+    Raises CheckpointError if the file is not an ONNX classifier of `vitctl export`, LaunchError if "cuda" is
+    asked for but missing.
     """
 
     def __init__(self, path: Path, device: str = "auto") -> None:
