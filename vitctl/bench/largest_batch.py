@@ -49,7 +49,7 @@ def room_of(device: torch.device) -> float:
 
 @contextmanager
 def guarded(device: torch.device) -> Iterator[None]:
-    """Make an allocation raise an error in the block where the system would kill the process (Linux)."""
+    """Make an allocation raise an error in the block before the system would kill the process (Linux)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     data = getattr(psutil.Process().memory_info(), "data", 0)
     if device.type == "cuda" or not data or not _STATUS.exists():
@@ -65,7 +65,6 @@ def guarded(device: torch.device) -> Iterator[None]:
 
 
 def used_bytes(device: torch.device) -> int:
-    """Return the bytes in use now."""
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
     return int(psutil.Process().memory_info().rss)
@@ -108,8 +107,10 @@ class Attempt:
 class Largest:
     """The largest batch that fits.
 
-    `tried`: it was computed; else it follows from the memory of smaller batches. `bound`: the limit,
-    "memory", "batch" (no more images are wanted) or "time". `image_bytes`: memory of one more image.
+    Args:
+        tried: it was computed; else it is extrapolated from smaller batches.
+        bound: the limit: "memory", "batch" (no more images are wanted) or "time".
+        image_bytes: memory of one more image.
     """
 
     images: int
@@ -138,7 +139,6 @@ def largest_batch(
     """Find the largest batch that fits by trying: twice as many images each time, then bisection.
 
     Args:
-        attempt: computes with n images.
         most: the most images that are wanted.
         room: peak memory that may be reached, see `room_of`.
         left: returns the seconds left; a size that would take longer is not tried.
@@ -164,10 +164,7 @@ def largest_batch(
 
 
 def _ends(known: list[Attempt]) -> tuple[Attempt, Attempt] | None:
-    """Return the smallest and the largest size that fitted; between close sizes the allocator adds noise.
-
-    The attempt with 0 images counts only if there is a single other one.
-    """
+    """Return the smallest and largest size that fitted; 0 images count only next to a single other size."""
     fits = sorted((one for one in known if one.fits), key=lambda one: one.images)
     if len(fits) > 2 and not fits[0].images:
         fits = fits[1:]
@@ -175,7 +172,6 @@ def _ends(known: list[Attempt]) -> tuple[Attempt, Attempt] | None:
 
 
 def _image_bytes(known: list[Attempt]) -> int:
-    """Return the bytes of one more image; 0 if they are unknown."""
     if (ends := _ends(known)) is None:
         return 0
     small, large = ends
@@ -183,7 +179,7 @@ def _image_bytes(known: list[Attempt]) -> int:
 
 
 def _foreseen(known: list[Attempt], room: float) -> float:
-    """Return the most images that fit into `room` according to the attempts; infinite if that is unknown."""
+    """Return the most images that the attempts predict to fit into `room`; infinite if unknown."""
     ends, slope = _ends(known), _image_bytes(known)
     if room == inf or ends is None or not slope or ends[1].peak - ends[0].peak < _NOISE:
         return inf
@@ -191,6 +187,5 @@ def _foreseen(known: list[Attempt], room: float) -> float:
 
 
 def _seconds(known: list[Attempt], images: int) -> float:
-    """Return the expected seconds of n images, from the largest size that fitted."""
     largest = max((one for one in known if one.fits), key=lambda one: one.images, default=None)
     return largest.seconds / largest.images * images if largest and largest.images else 0.0

@@ -25,14 +25,7 @@ _BATCH, _WARM_UP = 64, 2
 
 
 def bench_data(recipe: Pretrain | Finetune, budget: Budget) -> dict[str, Any]:
-    """Measure the loader of a recipe: its images, its augmentation, its workers.
-
-    Returns:
-        all measurements, and what decides them, ready for JSON.
-
-    Raises:
-        DataError: the images are not there.
-    """
+    """Measure a recipe's loader, augmentation and workers. Return the results for JSON. Raises DataError."""
     recipe = without_extras(recipe)
     if recipe.data.synthetic:
         raise DataError(
@@ -70,7 +63,7 @@ def bench_data(recipe: Pretrain | Finetune, budget: Budget) -> dict[str, Any]:
 def measure_loader(
     recipe: Pretrain | Finetune, images: Images, workers: int, budget: Budget, *, pinned: bool = False
 ) -> dict[str, Any]:
-    """Take batches from the recipe's loader as fast as it gives them, after those it prepared ahead.
+    """Take batches from the recipe's loader at full speed, after those it prepared ahead.
 
     Returns:
         images per wall-clock second, per worker (without workers this process counts as one) and per CPU
@@ -104,7 +97,7 @@ def measure_loader(
 
 
 def loader_numbers(workers: int, images: int, seconds: float, cpu: float, bad: int = 0) -> dict[str, Any]:
-    """Return the rates of a loader, and notes on how far to trust them; `bad` images could not be used."""
+    """Return the rates of a loader, and notes on their reliability; `bad` images could not be used."""
     notes = []
     if seconds < _LEAST_SECONDS:
         notes.append(

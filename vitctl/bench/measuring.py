@@ -26,10 +26,7 @@ _TYPES = {"bf16": torch.bfloat16, "float32": torch.float32, "tf32": torch.float3
 
 @dataclass
 class Budget:
-    """The seconds that all measurements may take together. A signal ends them and keeps the numbers so far.
-
-    `say` shows what is being measured.
-    """
+    """The seconds for all measurements together. A signal ends them and keeps the numbers so far."""
 
     seconds: float
     stop: StopFlag = field(default_factory=StopFlag)
@@ -38,15 +35,15 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds left, 0 after a signal."""
+        """Return the seconds left, 0 after a signal."""
         return 0.0 if self.stop.raised else max(0.0, self.began + self.seconds - time.monotonic())
 
     def part(self, share: float) -> "Budget":
-        """Return a share of the whole budget, at most what is left; it starts now."""
+        """Return a share of the entire budget, at most what is left; it starts now."""
         return Budget(min(share * self.seconds, self.left), self.stop, self.say)
 
     def restarted(self) -> "Budget":
-        """Return the whole budget, starting now, so that preparations are not counted."""
+        """Return the entire budget, starting now, so that preparations are not counted."""
         return Budget(self.seconds, self.stop, self.say)
 
 
@@ -61,7 +58,6 @@ def seconds_of(device: torch.device, compute: Callable[[], Any]) -> float:
 
 
 def machine_facts(computation: Computation) -> dict[str, Any]:
-    """Return the processor, device, cores, threads, load, memory and versions."""
     device = computation.device
     load = {}
     with suppress(OSError):
@@ -87,19 +83,16 @@ def cpu_seconds() -> float:
     times = me.cpu_times()
     total = float(times.user + times.system + times.children_user + times.children_system)
     for child in me.children(recursive=True):
-        with suppress(psutil.Error):  # it has ended
+        with suppress(psutil.Error):  # the child has ended
             times = child.cpu_times()
             total += times.user + times.system
     return total
 
 
 def matrix_rate(device: torch.device, precision: str, seconds: float = 1.0) -> float:
-    """Return the highest FLOP/s of several large matrix products of random numbers.
+    """Return the highest FLOP/s of several large matrix products; `seconds` is the approximate time.
 
-    Args:
-        device: that computes.
-        precision: bf16, float32, tf32 (already switched on in this process) or float64.
-        seconds: approximate time to spend.
+    tf32 must already be enabled in this process.
     """
     best, generator = 0.0, torch.Generator(device).manual_seed(0)
     for rows, inputs, outputs in _SHAPES[device.type]:
@@ -118,7 +111,7 @@ def matrix_rate(device: torch.device, precision: str, seconds: float = 1.0) -> f
 
 
 def peak(device: torch.device, precision: str, measured: float) -> tuple[float, str]:
-    """FLOP/s that utilisation refers to, and their source: the manufacturer's if known, else measured."""
+    """Return the reference FLOP/s for utilisation, and their source: the manufacturer, else measured."""
     if device.type == "cuda" and precision == "bf16":
         name = torch.cuda.get_device_name(device)
         if tera := bf16_tflops(name):

@@ -1,6 +1,6 @@
 """Fig. 12: images/s of a forward pass at the best batch size, and the largest batch, at several resolutions.
 
-As in the paper only forward passes are measured: the ratio of forward to backward time is taken to be the
+As in the paper only forward passes are measured: the ratio of forward to backward time is assumed to be the
 same for all models. Paper: Appendix D.5, Figure 12; Figure 13 (right) for the axial models
 """
 
@@ -29,11 +29,11 @@ from vitctl.models.flops import FORWARD_AND_BACKWARD, computed_flops
 from vitctl.models.variants import variant
 from vitctl.recipe.schema import NetworkMachine
 
-SIDES = (64, 128, 224, 384, 512)  # of the paper's figure
+SIDES = (64, 128, 224, 384, 512)  # in the paper's figure
 MODELS = ("B/32", "B/16", "R50+B/16", "R50x1", "Axial-B/16", "Axial-B/32", "AxialR50")
 _CLASSES, _MOST = 1000, 2**24
 _ONE_PASS = "only single images were measured in this time, so the rate is not reliable; give more --seconds"
-_MATRIX_SECONDS, _LEAST = 1.0, 0.25  # share of a cell's time that is kept for its fastest batch
+_MATRIX_SECONDS, _LEAST = 1.0, 0.25  # share of a cell's time reserved for its fastest batch
 # One network at one resolution. `images_per_second` is the rate at the best batch size, `batches` lists every
 # size tried. `largest_batch` is 0 if unknown; with `largest_tried` it was computed, else it follows from the
 # memory of smaller batches. `note` says why a number is missing or unreliable. `gflops` are those of a
@@ -55,11 +55,7 @@ _EMPTY_CELL: dict[str, Any] = {
 
 
 def parse_sides(text: str) -> tuple[int, ...]:
-    """Parse --resolutions: 64..512 means the paper's sizes in between; or a list, 64,224,384.
-
-    Raises:
-        RecipeError: the text has another form.
-    """
+    """Parse --resolutions: 64..512 means the paper's sizes in between; or a list, 64,224,384."""
     first, dots, last = text.partition("..")
     try:
         numbers = [int(part) for part in ((first, last) if dots else text.split(","))]
@@ -92,11 +88,7 @@ def bench_resolutions(
         budget: for all cells; each cell takes at least one forward pass.
         precision, device: as in [machine].
 
-    Returns:
-        `cells`, and all settings.
-
-    Raises:
-        RecipeError: an unknown model.
+    Returns `cells`, and all settings. Raises RecipeError on an unknown model.
     """
     for name in models:
         variant(name)
@@ -154,7 +146,7 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
 
     known = [Attempt(0, True, used_bytes(device))]
     room = room_of(device)
-    known.append(attempt(1))  # whatever the time: each cell has a number
+    known.append(attempt(1))  # even without time left: each cell gets a number
     kept = _LEAST * budget.seconds
     largest = largest_batch(attempt, _MOST, room, lambda: budget.left - kept, known)
     tried = [one for one in known if one.images]
@@ -163,7 +155,7 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
         return {"gflops": gflops, "note": "not even one image fits into memory"}
     fast = max(fitting, key=lambda one: one.images / one.seconds)
     seconds = fast.seconds
-    while budget.left > seconds:  # the first pass of a size also prepares it
+    while budget.left > seconds:  # the first pass of a size includes its preparation
         seconds = min(seconds, predict(fast.images))
     too_short = fast.images == 1 and (largest.bound == "time" or not largest.tried)
     return {
@@ -181,7 +173,7 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
 
 
 def filled(model: Model, device: torch.device) -> Model:
-    """Fill a network with random weights; initial weights of a training would take longer than measuring."""
+    """Fill a network with random weights; proper initialisation would take longer than measuring."""
     model = model.to_empty(device=device).eval()
     generator = torch.Generator(device).manual_seed(0)
     for parameter in model.parameters():

@@ -54,11 +54,11 @@ from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.text import bytes_text, count_text
 
 COMMUNICATION = "communication"
-ONCE = (OPTIMIZER, COMMUNICATION, LOG)  # once in an update, whatever its number of images
+ONCE = (OPTIMIZER, COMMUNICATION, LOG)  # once per update, whatever its number of images
 _STEPS, _LARGEST, _RATE = 0.6, 0.3, 0.04  # shares of the budget
 _FEW_STEPS = 5  # with fewer, a note says so
-_MATRIX_SECONDS = 2.0  # at most: the rate of a quiet machine is known sooner
-_ROUNDS = 5  # of the comparison with and without communication; the first warms up
+_MATRIX_SECONDS = 2.0  # upper bound: a quiet machine needs less
+_ROUNDS = 5  # rounds with and without communication; the first warms up
 # Expected FLOP/s of a training step on one thread and on a GPU, for the choice of a batch only.
 _THREAD_FLOPS, _GPU_FLOPS = 1e11, 2e14
 _STEP_SHARE, _PASS_SHARE = 0.05, 0.03  # of the budget, for an update and for a pass through the network
@@ -67,18 +67,11 @@ _STEP_SHARE, _PASS_SHARE = 0.05, 0.03  # of the budget, for an update and for a 
 def bench_model(
     recipe: Pretrain | Finetune, budget: Budget, *, batch_size: int | None = None
 ) -> dict[str, Any]:
-    """Measure the update of a recipe's training, on its images or on noise.
+    """Measure the update of a recipe's training, on its images or on noise. Return the results for JSON.
 
-    Args:
-        recipe: of pretrain or finetune.
-        budget: the time to spend; Ctrl-C ends it.
-        batch_size: images per update; None: the recipe's, or a part of it if that takes too long here.
+    `batch_size` None takes the recipe's, or a part of it if that takes too long here. Seconds are per update.
 
-    Returns:
-        all measurements and settings, ready for JSON; seconds are per update.
-
-    Raises:
-        LaunchError: not even one image fits into memory.
+    Raises LaunchError if not even one image fits into memory.
     """
     computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
     results: list[dict[str, Any]] = []
@@ -118,28 +111,19 @@ def measured_recipe(
 ) -> Pretrain | Finetune:
     """Choose the batch to measure: the recipe's if several updates fit into the time, else a part of it.
 
-    Args:
-        recipe: with a length and a batch size.
-        config: its network.
-        computation: device and precision.
-        seconds: for the whole measurement.
-        batch_size: given by the user; None: chosen here.
-
-    Raises:
-        LaunchError: not even one image fits into memory.
+    `seconds` are for the entire measurement, `batch_size` is the user's. Raises LaunchError if no image fits.
     """
     processes, s, m = recipe.machine.processes, recipe.schedule, recipe.machine
     on_cpu = computation.device.type == "cpu"
 
     def estimate(images: int) -> int:
-        """Return the estimated bytes with n images in a pass."""
         kept, average = OPTIMIZERS[recipe.optimizer.name].slots, recipe.averaging.decay > 0
         precision: Any = computation.precision
         return training_memory_bytes(config, images, precision, kept, average, m.checkpoint_blocks)
 
     free = free_bytes(computation.device)
     if on_cpu and processes > 1:
-        free = psutil.virtual_memory().total // (2 * processes)  # the same number on each
+        free = psutil.virtual_memory().total // (2 * processes)  # the same on each process
     if estimate(1) > free:
         raise LaunchError(
             "this network does not fit into memory: weights, gradients, optimizer state and one "
@@ -153,7 +137,7 @@ def measured_recipe(
     if m.micro_batch > 0:
         micro = min(m.micro_batch, wanted)
     else:
-        fitting = int((free / 2 - estimate(0)) // max(1, estimate(1) - estimate(0)))  # into half of it
+        fitting = int((free / 2 - estimate(0)) // max(1, estimate(1) - estimate(0)))  # leave half of it free
         micro = min(wanted, max(1, fitting))
         if on_cpu or micro < wanted:
             micro = min(micro, max(1, int(_PASS_SHARE * seconds / image_seconds)))
@@ -173,7 +157,7 @@ def measured_recipe(
 def _measure(
     trainer: Trainer, recipe: Pretrain | Finetune, config: Config, recipe_batch: int, budget: Budget
 ) -> dict[str, Any]:
-    """Measure a prepared training, the most important part first, because the budget or Ctrl-C may end it."""
+    """Measure a prepared training, the most important part first: the budget or Ctrl-C may end it."""
     runtime, s, m, is_noise = trainer.runtime, recipe.schedule, recipe.machine, bool(recipe.data.synthetic)
     if m.compile:
         budget.say("compiling")
@@ -185,7 +169,7 @@ def _measure(
     steps, peak_memory = measure_steps(trainer, budget.part(_STEPS))
     split = {part: statistics.fmean(step[part] for step in steps) for part in PARTS}
     if is_noise:
-        del split[DATA]  # nothing waits for it
+        del split[DATA]  # noise needs no loading
     batches = one_step(trainer)
     if (exchange := communication(trainer, batches, budget)) is not None:
         hidden = min(exchange, split[BACKWARD])
@@ -241,14 +225,14 @@ def _measure(
 
 
 def _at_recipe_batch(split: dict[str, float], images: int, recipe_batch: int) -> float:
-    """Return images/s at the recipe's batch size, which shares the once-an-update parts among its images."""
+    """Return images/s at the recipe's batch size, over which the once-per-update parts are spread."""
     once = sum(split.get(part, 0.0) for part in ONCE)
     each = (sum(split.values()) - once) / images
     return recipe_batch / (each * recipe_batch + once)
 
 
 def _few_steps(steps: int, seconds: float) -> list[str]:
-    """Return a note where the mean of so many steps says little."""
+    """Return a note if the mean of so few steps is unreliable."""
     if steps >= _FEW_STEPS:
         return []
     enough = math.ceil((WARM_UP + _FEW_STEPS) * seconds / _STEPS)
@@ -259,21 +243,20 @@ def _few_steps(steps: int, seconds: float) -> list[str]:
 
 
 def one_step(trainer: Trainer) -> list[Batch]:
-    """This process's micro-batches of one step."""
+    """Return this process's micro-batches of one step."""
     return take(micro_batches(trainer), len(trainer.own))
 
 
 def gradient_seconds(trainer: Trainer, batches: list[Batch]) -> float:
-    """Seconds of one update's gradients, which are discarded."""
+    """Return the seconds of one update's gradients, which are discarded."""
     return seconds_of(trainer.runtime.device, lambda: trainer.train_step.warm_up(batches))
 
 
 def communication(trainer: Trainer, batches: list[Batch], budget: Budget) -> float | None:
-    """Measure the part of the gradient exchange that the backward pass does not hide.
+    """Return the seconds per update of gradient exchange that the backward pass does not hide.
 
-    Returns:
-        seconds per update: the difference between gradients with and without the exchange, in turns. None
-        with one process, or if the exchange cannot be switched off.
+    It is the difference between gradients with and without the exchange, in turns. None with one process, or
+    if the exchange cannot be disabled.
     """
     model, network = trainer.train_step.model, trainer.train_step.network
     if model is network or is_sharded(network):
@@ -291,12 +274,11 @@ def communication(trainer: Trainer, batches: list[Batch], budget: Budget) -> flo
 def largest_micro_batch(
     trainer: Trainer, batch: Batch, most: int, budget: Budget
 ) -> tuple[Largest | None, list[Attempt]]:
-    """Find the largest micro-batch whose gradients fit beside weights, optimizer and average.
+    """Find the largest micro-batch whose gradients fit next to weights, optimizer and average.
 
-    Returns:
-        it, and the sizes that were tried. None with several processes, of which one may have less memory than
-        the others, with lanes, whose leaves have a fixed size, and on a CPU when compiled: each size is
-        compiled there, in the memory of the process.
+    Returns it, and the sizes that were tried. None in three cases: with several processes, because one may
+    have less memory than the others; with lanes, whose leaves have a fixed size; and when compiled on a CPU,
+    because compiling each size would use memory of this process.
     """
     device = trainer.runtime.device
     has_lanes = isinstance(trainer.train_step.gradients, ByLanes)
@@ -316,12 +298,11 @@ def largest_micro_batch(
 
     largest = largest_batch(attempt, most, room_of(device), lambda: budget.left, known)
     if largest.images < len(batch) and not (largest.tried and largest.bound == "memory"):
-        largest = Largest(len(batch), True, "time")  # the measured steps had that many
+        largest = Largest(len(batch), True, "time")  # the measured steps used this size
     return largest, [one for one in known if one.images]
 
 
 def enlarged(batch: Batch, num_images: int) -> Batch:
-    """Return n images by repeating those of a batch."""
     rows = torch.arange(num_images) % len(batch)
     repeated = {
         name: getattr(batch, name)[rows]

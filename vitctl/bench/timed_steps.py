@@ -34,7 +34,7 @@ from vitctl.recipe.sections import Evaluation
 DATA, FORWARD, BACKWARD, OPTIMIZER, LOG = "data", "forward", "backward", "optimizer", "log"
 PARTS = (DATA, FORWARD, BACKWARD, OPTIMIZER, LOG)
 SYNTHETIC_IMAGES = 1_281_167
-WARM_UP = 2  # steps before those that are measured: the first allocates memory, the optimizer's too
+WARM_UP = 2  # steps before the measured ones: the first allocates memory, including the optimizer's
 _JOBS: dict[str, Callable[..., Any]] = {"pretrain": pretrain, "finetune": finetune}
 
 
@@ -52,11 +52,7 @@ def without_extras(recipe: Pretrain | Finetune) -> Pretrain | Finetune:
 
 
 def with_images(recipe: Pretrain | Finetune, scratch: Path) -> tuple[Pretrain | Finetune, list[str]]:
-    """Return the recipe, with noise images if a known data set is missing, and a note about noise.
-
-    Raises:
-        DataError: the shards of the recipe are not there.
-    """
+    """Return the recipe, with noise if a known data set is missing, and a note on it. Raises DataError."""
     data = recipe.data
     if data.synthetic:
         return recipe, [f"noise images of {data.image_size} pixels"]
@@ -73,7 +69,7 @@ def with_images(recipe: Pretrain | Finetune, scratch: Path) -> tuple[Pretrain | 
 
 
 def micro_batches(trainer: Trainer) -> Iterator[Batch]:
-    """A run's micro-batches without end; noise repeats the images of one step."""
+    """Yield a run's micro-batches without end; noise repeats the images of one step."""
     made = trainer.batches(first_step=0)
     return cycle(take(made, len(trainer.own))) if getattr(trainer.recipe.data, "synthetic", 0) else made
 
@@ -108,7 +104,6 @@ class Clock:
         self._stamps.append((part, moment(self.device)))
 
     def restart(self) -> None:
-        """Forget the steps so far."""
         self._stamps.clear()
 
     def steps(self) -> list[dict[str, float]]:
@@ -124,12 +119,11 @@ class Clock:
 
 
 def timed(trainer: Trainer, clock: Clock) -> Trainer:
-    """Return a copy of the trainer before its first step, without an end, scores and checkpoints, whose
-    update stamps its parts.
+    """Return a copy of a trainer without end, scores and checkpoints, whose update stamps its parts.
 
     Forward is the loss, with the copy of the images to the device and their normalisation. Backward ends when
     the gradients of all micro-batches are added up, on all processes. The optimizer includes clipping and the
-    average. What follows until the next step is its record.
+    average. The rest, until the next step, is its record. The trainer must be before its first step.
     """
     step, recipe, never = trainer.train_step, trainer.recipe, {"every_steps": 0}
 
@@ -155,7 +149,7 @@ def timed(trainer: Trainer, clock: Clock) -> Trainer:
 
     state, machine = trainer.state.at_the_start(), recipe.machine
     sections = {name: getattr(recipe, name).model_copy(update=never) for name in ("evaluation", "checkpoint")}
-    sections["machine"] = machine.model_copy(update={"compile": False})  # it is compiled already
+    sections["machine"] = machine.model_copy(update={"compile": False})  # already compiled
     changed = {"objective": objective, "gradients": gradients, "lr": lr, "changing": state.changing}
     return replace(
         trainer,
@@ -173,15 +167,10 @@ class _Enough(BaseException):
 
 
 def measure_steps(trainer: Trainer, budget: Budget, least: int = 1) -> tuple[list[dict[str, float]], int]:
-    """Run the training loop with its updates and records until the budget is spent.
+    """Run the training loop until the budget is spent, for at least `least` measured steps.
 
-    Args:
-        trainer: before its first step; it stays there.
-        budget: for the measured steps and the warm-up.
-        least: the minimum number of measured steps.
-
-    Returns:
-        the seconds of the parts of each step, and the peak memory in bytes.
+    The trainer stays before its first step. Returns the seconds of each step's parts, and the peak memory in
+    bytes.
     """
     device = trainer.runtime.device
     clock = Clock(device)
@@ -198,7 +187,7 @@ def _clocked(trainer: Trainer, clock: Clock, budget: Budget, least: int) -> Iter
     while True:
         took, began = time.monotonic() - began, time.monotonic()
         if step == 1 - WARM_UP and budget.left < budget.seconds / 2:
-            step = 0  # steps are so long that one is enough to warm up
+            step = 0  # steps are so long that one warm-up step is enough
         if step == 0:
             reset_peak(clock.device)
             clock.restart()
@@ -216,6 +205,6 @@ def _clocked(trainer: Trainer, clock: Clock, budget: Budget, least: int) -> Iter
 
 
 def _is_over(runtime: Runtime, budget: Budget) -> bool:
-    """Whether the time is over on any process, so that all end after the same step."""
+    """Return whether the time is over on any process, so that all end after the same step."""
     over = budget.left <= 0
     return over if runtime.num_processes == 1 else runtime.sum([float(over)])[0] > 0

@@ -1,4 +1,4 @@
-"""The command line: all commands, what ends them (results, errors, signals), and "did you mean".
+"""The command line: all commands, how they end (results, errors, signals), and "did you mean".
 
 Nothing here imports torch before it is needed.
 """
@@ -42,7 +42,7 @@ from vitctl.system.text import PlainStream, did_you_mean, one_edit_away, one_lin
 
 EXIT_BUG, EXIT_USER, EXIT_STOPPED = 1, 2, 3
 INTERRUPTED = 130  # the exit code of newer versions of typer for Ctrl-C
-# Of click, or of the copy of click in newer versions of typer.
+# From click, or from the copy of click in newer versions of typer.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
@@ -83,7 +83,7 @@ for name, (group, panel) in GROUPS.items():
 
 
 def _on_disks(function: Callable[..., None]) -> Callable[..., None]:
-    """Let a command refuse addresses where it takes paths: what may be an address is a text."""
+    """Let a command refuse addresses for `Path` parameters; those that may be an address are `str`."""
     parameters = inspect.signature(function).parameters
 
     @functools.wraps(function)
@@ -100,9 +100,7 @@ def _on_disks(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _complete(commands: typer.Typer) -> None:
-    """Let commands refuse addresses as paths, and join the lines of each paragraph in their help, so that the
-    terminal wraps them.
-    """
+    """Let commands refuse addresses as paths, and join the lines of each help paragraph for wrapping."""
     for info in commands.registered_commands:
         info.callback = _on_disks(info.callback) if info.callback else None
         paragraphs = (inspect.getdoc(info.callback) or "").split("\n\n")
@@ -153,9 +151,9 @@ def main() -> None:
         _say("stopped")
         code = EXIT_STOPPED
     except BrokenPipeError:
-        code = 0  # the reader has closed the pipe, as `head` does
+        code = 0  # the reader closed the pipe, as `head` does
     except SystemExit as ended:
-        if not isinstance(ended.__context__, BrokenPipeError):  # Click ends with 1 then
+        if not isinstance(ended.__context__, BrokenPipeError):  # Click exits with 1 on a broken pipe
             raise
         code = 0
     except Exception as error:
@@ -166,7 +164,7 @@ def main() -> None:
 
 
 def _check_folder() -> None:
-    """Refuse a working folder that was removed: without one MKL ends the process."""
+    """Refuse a deleted working folder: MKL would kill the process."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -204,7 +202,7 @@ def _make_streams_safe() -> None:
         if stream is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it stays open until the end
         elif isinstance(stream, io.TextIOWrapper):
-            # With PYTHONUNBUFFERED a disk that takes a part of a text would lose the rest without an error.
+            # With PYTHONUNBUFFERED a partial write to a full disk would lose the rest without an error.
             if isinstance(stream.buffer, io.FileIO) and os.environ.get("PYTHONUNBUFFERED"):
                 raw = io.FileIO(stream.fileno(), "w", closefd=False)
                 buffer = io.BufferedWriter(raw)
@@ -214,11 +212,11 @@ def _make_streams_safe() -> None:
 
 
 def _can_print() -> bool:
-    """Return whether standard output can be written; the error of a full disk names no file."""
+    """Return whether standard output is writable; the error of a full disk names no file."""
     try:
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), b"\n")
-    except io.UnsupportedOperation:  # it is not a file
+    except io.UnsupportedOperation:  # not a file
         return True
     except OSError:
         return False
@@ -246,7 +244,7 @@ OTHER_COMMANDS = {
 }
 MOST = 3
 NO_VALUE = "VALUE"
-_TYPED_AS = ("{}", '"{}"', "[{}]", '["{}"]')  # how the value of a flag may be written in a recipe
+_TYPED_AS = ("{}", '"{}"', "[{}]", '["{}"]')  # ways to write a flag's value in a recipe
 _TRAINED = ["pretrain", "finetune"]  # what `bench` measures
 
 
@@ -263,7 +261,7 @@ _REWORDED = (
 
 
 def usage_line(error: Any, arguments: Sequence[str]) -> str:
-    """Return the message of a usage error in one line: the command, what is wrong, how to fix it."""
+    """Return a usage error in one line: the command, what is wrong, how to fix it."""
     message = " ".join(error.format_message().split())
     for pattern, text in _REWORDED:
         message, changed = re.subn(f"^{pattern}$", text, message)
@@ -287,18 +285,11 @@ def usage_line(error: Any, arguments: Sequence[str]) -> str:
 
 
 def instead(error: Any, arguments: Sequence[str]) -> str:
-    """Say what to type for an unknown option: the flag, or the `--set section.key=value`, that does what it
-    was meant to do. `resume` also needs `--allow` for keys that decide the result.
+    """Return what to type for an unknown option: the flag or `--set section.key=value` that was meant, or "".
 
-    A word of another program is answered from the table of synonyms; a misspelt one by what differs in one
-    letter, without its value: a likeness of letters is no likeness of meaning.
-
-    Args:
-        error: of the command line; only the error of an unknown option has `option_name`.
-        arguments: the complete command line, to find the option's value.
-
-    Returns:
-        "" if there is nothing to say.
+    `resume` also needs `--allow` for keys that decide the result. Another program's option is looked up in
+    the table of synonyms. For a typo, options that differ by one letter are suggested, without the value:
+    similar spelling does not mean similar meaning.
     """
     option, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     if not option or context is None:
@@ -325,7 +316,6 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
 
 
 def _jobs_with(places: Sequence[str]) -> list[str]:
-    """Return the jobs whose recipes have a key of these."""
     from vitctl.recipe.load import every_key
     from vitctl.recipe.schema import JOBS
 
@@ -334,7 +324,7 @@ def _jobs_with(places: Sequence[str]) -> list[str]:
 
 
 class _Command:
-    """What a command of the command line takes: its flags, and the keys of its recipe."""
+    """The flags that a command takes, and its recipe's keys."""
 
     def __init__(self, context: Any) -> None:
         self.context = context
@@ -348,24 +338,24 @@ class _Command:
         self.words |= {flag[2:].replace("-", "_"): flag for flag in self.parameters}
 
     def has(self, place: str) -> bool:
-        """Whether it takes a key, with or without a value, or a flag."""
+        """Return whether the command takes this key, with or without a value, or this flag."""
         return self._as_flag(place.partition("=")[0]) is not None
 
     def _as_flag(self, place: str) -> str | None:
-        """Return the flag of a key or of a flag, "" for a key without one, None for neither."""
+        """Return the flag for a key or flag, "" for a key without one, None for neither."""
         if place in self.parameters:
             return place
         flag = next((flag for flag, key in self.key_of.items() if key == place), "")
         return flag or ("" if place in self.keys else None)
 
     def ending(self, word: str) -> list[str]:
-        """Return the keys that a word may mean: the end of their names; a section stands for its name."""
+        """Return the keys that end in a word, which may be meant; a section stands for its name."""
         if f"{word}.name" in self.keys:
             return [f"{word}.name"]
         return [key for key in self.keys if word in (key.replace(".", "_"), key.rpartition(".")[2])]
 
     def _accepts(self, flag: str, value: str) -> bool:
-        """Whether a flag, and the key that it sets, take a value."""
+        """Return whether a flag, and the key that it sets, accept a value."""
         from vitctl.recipe.load import takes
 
         parameter = self.parameters[flag]
@@ -395,7 +385,7 @@ class _Command:
 
 
 def _known_keys(context: Any) -> list[str]:
-    """Return the recipe keys that `--set` of a command takes; [known] is of published results."""
+    """Return the recipe keys for `--set` of a command, without [known], which is for published results."""
     from vitctl.recipe.load import every_key
     from vitctl.recipe.schema import JOBS
 
@@ -409,9 +399,7 @@ def _known_keys(context: Any) -> list[str]:
 
 
 def _value(options: Sequence[str], arguments: Sequence[str], bare: str = "true") -> str:
-    """Return the value of an option, after a space or `=`: the last one, which counts, if it is typed twice.
-    NO_VALUE if it is not there, `bare` if it has no value.
-    """
+    """Return an option's last value, after a space or `=`; NO_VALUE if absent, `bare` if it has no value."""
     found = NO_VALUE
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = argument.partition("=")

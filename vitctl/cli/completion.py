@@ -1,6 +1,6 @@
 """Shell completion: recipes, data sets, models, formats, keys, runs.
 
-Where nothing matches, the shell completes file names. Imports no torch, because it must be fast.
+If nothing matches, the shell completes file names. Imports no torch, because it must be fast.
 """
 
 import tomllib
@@ -27,7 +27,6 @@ def _matching(values: Iterable[str], incomplete: str) -> list[str]:
 
 
 def one_of(values: Iterable[str]) -> Callable[[str], list[str]]:
-    """Offer fixed values."""
     known = tuple(values)
     return lambda incomplete: _matching(known, incomplete)
 
@@ -48,7 +47,6 @@ def allowed(key: str) -> Callable[[str], list[str]]:
 
 
 def weights(incomplete: str) -> list[str]:
-    """Offer the names of published weights."""
     from vitctl.models.weights.names import PUBLISHED
 
     return _matching(PUBLISHED, incomplete)
@@ -74,7 +72,6 @@ def _job(name: str) -> str:
 
 
 def recipes_and_sweeps(context: typer.Context, incomplete: str) -> list[str]:
-    """Offer shipped sweeps, then recipes."""
     from vitctl.recipe.sweep import sweep_names
 
     return [*_matching(sweep_names(), incomplete), *recipes(context, incomplete)]
@@ -103,21 +100,18 @@ def keys_and_sections(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def data_sets(incomplete: str) -> list[str]:
-    """Offer the known data sets."""
     from vitctl.data.datasets.known_sets import DATA_SETS
 
     return _matching(DATA_SETS, incomplete)
 
 
 def tasks(incomplete: str) -> list[str]:
-    """Offer the tasks of VTAB."""
     from vitctl.data.datasets.vtab import VTAB
 
     return _matching((task.name for task in VTAB), incomplete)
 
 
 def models(incomplete: str) -> list[str]:
-    """Offer the model names."""
     from vitctl.models.variants import names
 
     return _matching(names(), incomplete)

@@ -80,7 +80,7 @@ def check(
         problems, notes = problems + missing, notes + partial_splits
     duplicates, contradictions = _duplicates(reports, reads_excluded=not problems)
     notes += duplicates
-    if not (quick or is_name or problems or is_far):  # published data sets stay as they are
+    if not (quick or is_name or problems or is_far):  # published data sets are never changed
         notes += _near_duplicates(indexes, number_of_workers(workers))
     for line in (*problems, *contradictions, *notes):
         say(line)
@@ -116,7 +116,7 @@ def check(
 def _verify_splits(
     folder: str, text: str, *, quick: bool, workers: int
 ) -> "tuple[dict[str, tuple[Report, Index]], list[str]]":
-    """Check every split and print what was found; also return the errors of those that cannot be opened."""
+    """Check and print every split. Return the reports, and the errors of splits that cannot be opened."""
     from vitctl.cli.show.console import progress_bar
     from vitctl.data.inspect.check_shards import verify_index
     from vitctl.data.source.locate import locate_all_splits
@@ -144,7 +144,6 @@ def _verify_splits(
 
 
 def _print_split(split: str, report: "Report", index: "Index") -> None:
-    """Print the number of images of each class, and the problems of each file."""
     from vitctl.cli.show.console import show_table
 
     counts = sorted(zip(report.class_counts, index.class_names, strict=True), reverse=True)
@@ -168,10 +167,7 @@ def _print_split(split: str, report: "Report", index: "Index") -> None:
 def _duplicates(
     reports: "Mapping[str, tuple[Report, Index]]", *, reads_excluded: bool
 ) -> tuple[list[str], list[str]]:
-    """Return lines about duplicate images in and across splits, and about those with different labels.
-
-    Excluded images do not count, if their lists can be read.
-    """
+    """Return lines on duplicate images, and on those with different labels; excluded images do not count."""
     from vitctl.data.inspect.check_shards import shared
     from vitctl.data.inspect.overview import label_text
     from vitctl.data.source.splits import read_exclusion
@@ -220,7 +216,7 @@ def _duplicates(
 def _near_duplicates(indexes: "Mapping[str, Index]", workers: int) -> list[str]:
     """Return a line for each split, and each pair of splits, with near-duplicates.
 
-    One split is divided as training divides it; identical images on both of its sides count too.
+    A single split is divided as training divides it; identical images on both sides count, too.
     """
     from vitctl.cli.show.console import adding, progress_bar
     from vitctl.data.inspect.duplicates import NEAR_BITS, compare_within, describe, sides_of
@@ -239,14 +235,7 @@ def _near_duplicates(indexes: "Mapping[str, Index]", workers: int) -> list[str]:
 
 
 def _check_known(name: str, root: Path) -> Path:
-    """Check a known data set's split against the benchmark's digests, or all of VTAB.
-
-    Returns:
-        the folder of a data set to check further.
-
-    Raises:
-        DataError: there is no such folder and no such data set, or images are not the benchmark's.
-    """
+    """Check a known data set, or all of VTAB, against the benchmark; return a folder to check further."""
     from vitctl.data.datasets.catalog import find_data_set
     from vitctl.data.datasets.vtab import VTAB
     from vitctl.errors import DataError
@@ -325,7 +314,6 @@ def stats(
 
 
 def _column(numbers: "Stats") -> dict[str, str]:
-    """Return the statistics of a split as text."""
     counts = sorted(numbers.images_per_class)
     share = 100 / max(1, numbers.num_sampled)
     return {
@@ -486,10 +474,7 @@ def dedup(
 
 
 def _no_test_set(folder: Path, splits: dict[str, Path], split: str) -> str:
-    """Return the error of --apply without --against.
-
-    A held-out fifth is a share of what is not excluded: an exclusion would move its boundary.
-    """
+    """Return the error of --apply without --against: exclusions would shift a held-out fifth."""
     if tests := [str(place) for name, place in splits.items() if name != split and len(splits) > 1]:
         return f"--apply: give the test set: --against {typed(tests[0])}"
     return (
@@ -499,14 +484,13 @@ def _no_test_set(folder: Path, splits: dict[str, Path], split: str) -> str:
 
 
 def _counts(matches: "Found") -> tuple[str, str]:
-    """Return the numbers of identical images and of near-duplicates."""
     return f"{matches.num_exact:,}", f"{len(matches.matches) - matches.num_exact:,}"
 
 
 def _dedup_within(
     folder: Path, splits: dict[str, Path], bits: int, report: Path | None, workers: int
 ) -> None:
-    """Print and report the duplicates within a data set, those on different sides of a split first."""
+    """Print and report duplicates within a data set, those on different sides of a split first."""
     from vitctl.cli.show.console import adding, progress_bar, say, show_table
     from vitctl.data.inspect.duplicates import compare_within, free_folder, sides_of, write_report
     from vitctl.data.source.splits import open_shards

@@ -26,7 +26,7 @@ app = typer.Typer(help="Make, index and check WebDataset shards.", no_args_is_he
 Root = Annotated[Path, typer.Option("--root", help="Folder of known data sets, one folder each")]
 DATA = Path("data")
 MIB = 1 << 20
-_LEAST_LINES = 10  # of files that cannot be used, on a small terminal
+_LEAST_LINES = 10  # lines about unusable files, however small the terminal
 
 
 @app.command()
@@ -115,24 +115,16 @@ def shards(
 
 
 def number_of_workers(workers: int) -> int:
-    """Return the number of worker processes of --workers."""
+    """Return the number of worker processes; a negative --workers is the default."""
     from vitctl.system.pool import default_workers
 
     return default_workers() if workers < 0 else workers
 
 
 def shards_of(photographs: str, runs: Path) -> Path:
-    """Convert a folder of photos to shards beside the runs, once for each state of the folder.
+    """Convert a folder of class folders to shards next to the runs, once per state. Return their folder.
 
-    Args:
-        photographs: a folder of class folders.
-        runs: folder of run folders.
-
-    Returns:
-        the folder of shards.
-
-    Raises:
-        DataError: as `vitctl data shards`; or the photos changed while they were converted.
+    Raises DataError as `vitctl data shards`, or if the photos changed meanwhile.
     """
     from vitctl.cli.show.console import say
     from vitctl.data.shards.index import find_splits
@@ -160,12 +152,10 @@ def check_photographs(photographs: str, out: Path | None, bad: str) -> "Mapping[
     """Check a folder of photos as `vitctl data shards` does, and return what its shards would hold.
 
     Args:
-        photographs: a folder of class folders.
-        out: gets the list of files that are left out; None: nothing is written.
-        bad: of --bad; "keep" decodes nothing.
+        out: gets the list of skipped files; None: nothing is written.
+        bad: value of --bad; "keep" decodes nothing.
 
-    Raises:
-        DataError: as `vitctl data shards`; the command that it ends with is one of that name.
+    Raises DataError, whose message ends with a `vitctl data shards` command.
     """
     from vitctl.data.datasets.catalog import open_originals
 
@@ -179,7 +169,6 @@ def check_photographs(photographs: str, out: Path | None, bad: str) -> "Mapping[
 
 
 def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., Index]") -> None:
-    """Write every split, and print what was written."""
     from vitctl.cli.show.console import progress_bar, say
     from vitctl.data.source.stores import ShardSource
     from vitctl.data.source.views import unlabelled_note
@@ -190,7 +179,7 @@ def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., I
         split: inside(out, split, error=DataError, where=originals.source)
         for split, originals in splits.items()
     }
-    # Existing splits first: if one of them differs, nothing is written beside it.
+    # Existing splits first: if one of them differs, no new split is written.
     for split in sorted(splits, key=lambda split: not places[split].exists()):
 
         def note(line: str, split: str = split) -> None:
@@ -219,15 +208,14 @@ def _checked_splits(
     command: Sequence[str],
     then: str = "",
 ) -> "Mapping[str, Originals]":
-    """Return the splits of a source without the files that cannot be used; prints what is left out.
+    """Return the splits of a source without unusable files, which are printed.
 
     Args:
-        out: gets the list of files that are left out; None: it is not written.
+        out: gets the list of skipped files; None: it is not written.
         command: words of the `vitctl data shards` command, which the error completes.
         then: what to do after it.
 
-    Raises:
-        DataError: the user has to decide something first; only the list was written.
+    Raises DataError if the user has to decide something first; only the list was written.
     """
     from vitctl.cli.show.console import adding, progress_bar
     from vitctl.data.writer.intake import check_originals

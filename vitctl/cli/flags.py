@@ -1,7 +1,7 @@
 """Everyday flags of the commands that read a recipe.
 
-A row of `FLAGS` gives a key of the recipe a short name and says which commands take it. To add such a flag,
-add a row. Options that are no key of a recipe follow below the table.
+A row of `FLAGS` gives a recipe key a short name and lists the commands that take it. To add such a flag, add
+a row. Options that set no recipe key follow below the table.
 """
 
 import functools
@@ -28,13 +28,11 @@ SYNTHETIC_IMAGES = 1_281_167  # as many as ImageNet has
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag that sets a key of the recipe.
+    """A flag that sets a recipe key.
 
     Args:
-        option: its name.
-        key: dotted key of the recipe.
-        type: of the value; `list[str]` for a flag that may be repeated.
-        help: text of `--help`.
+        key: dotted recipe key.
+        type: `list[str]` for a repeatable flag.
         commands: the commands that take the flag.
         panel: of `--help`.
         complete: offers values to the shell; None: the values that the recipe allows.
@@ -56,12 +54,10 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """Return the name of the function parameter."""
         name = self.option.lstrip("-").replace("-", "_")
         return f"{name}_" if iskeyword(name) else name
 
     def parameter(self) -> inspect.Parameter:
-        """Return the parameter of a command's function, with its option as Typer declares it."""
         kind = bool if self.type is bool else self.type | None
         complete = self.complete or (completion.allowed(self.key) if self.type is str else None)
         names = [self.option, *([self.short] if self.short else [])]
@@ -74,7 +70,7 @@ class Flag:
         )
 
     def values(self, given: Any) -> Flags:
-        """Return what a given value sets; nothing for a flag that was not given."""
+        """Return what a given value sets; empty if the flag was not given."""
         if given is None or given is False or given == []:
             return {}
         flags: Flags = {self.option: (self.key, self.switch if given is True else given)}
@@ -375,7 +371,7 @@ FLAGS = (
 
 
 def takes_flags(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `flags` by the flags of its rows; `flags` then gets those given, checked.
+    """Replace a command's parameter `flags` by its rows of `FLAGS`; `flags` then gets those given, checked.
 
     `**options` become the fields of `RunOptions`.
     """
@@ -408,11 +404,7 @@ def value_of(flags: Flags, flag: str) -> Any:
 
 
 def flags_of(command: str, given: Mapping[str, Any]) -> Flags:
-    """Return the flags that keyword arguments of a command's function in Python mean.
-
-    Raises:
-        RecipeError: the command has no such flag.
-    """
+    """Return the flags for keyword arguments from Python. Raises RecipeError on an unknown flag."""
     from vitctl.errors import RecipeError
     from vitctl.recipe.load import as_python
     from vitctl.system.text import did_you_mean, nearest
@@ -435,10 +427,8 @@ def overrides_of(
     """Return the overrides of --set, as typed or parsed, and of the flags.
 
     With --steps or --epochs the warm-up is scaled with the length, unless --set gives it. A warm-up in steps
-    replaces the recipe's in epochs, and the other way round.
-
-    Raises:
-        RecipeError: a flag and --set give a key different values.
+    replaces the recipe's in epochs, and vice versa. Raises RecipeError if a flag and --set contradict each
+    other.
     """
     from vitctl.engine.schedule import IN_PROPORTION
     from vitctl.errors import RecipeError
@@ -472,11 +462,7 @@ UNREAD = {"predict": _UNREAD, "serve": _UNREAD}
 
 
 def image_recipe(command: str, flags: Flags, sets: "Sequence[str | Override] | None") -> "Loaded":
-    """Load the recipe of a command on single images, that of `evaluate`.
-
-    Raises:
-        RecipeError: a key is set that the command does not read.
-    """
+    """Load `evaluate` for a command on single images. Raises RecipeError on keys that it does not read."""
     from vitctl.errors import RecipeError
     from vitctl.recipe.load import load_recipe
 
@@ -491,11 +477,7 @@ _MAY_BE_EMPTY = ("--split", "--labels")
 
 
 def check_flags(flags: Flags) -> None:
-    """Refuse empty flags, e.g. from an unset shell variable, and flags that contradict each other.
-
-    Raises:
-        RecipeError: there are such flags.
-    """
+    """Refuse empty flags, e.g. from an unset shell variable, and contradictory flags. Raises RecipeError."""
     from vitctl.errors import RecipeError
 
     for flag, (_, value) in flags.items():
@@ -517,7 +499,7 @@ def check_flags(flags: Flags) -> None:
             )
 
 
-# Options of several commands that set no key of the recipe.
+# Options of several commands that set no recipe key.
 RecipeName = Annotated[
     str,
     typer.Option(
@@ -590,7 +572,7 @@ Workers = Annotated[
 
 
 class RunOptions(TypedDict, total=False):
-    """Options of a command that trains, as `run_job` takes them."""
+    """Options of a training command, as `run_job` takes them."""
 
     out: Out
     set_: Set

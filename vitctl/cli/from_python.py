@@ -1,4 +1,4 @@
-"""`vitctl.finetune` and `vitctl.predict`: what the commands do, called from Python."""
+"""`vitctl.finetune` and `vitctl.predict`: the commands, called from Python."""
 
 import io
 import threading
@@ -28,8 +28,8 @@ class Run:
     """The outcome of a run, as in its result.json.
 
     Args:
-        folder: of the run, which `vitctl resume`, `report` and `load_classifier` take.
-        status: "done", or "stopped" by a signal: saved, to be resumed by the same call with this folder.
+        folder: for `vitctl resume`, `report` and `load_classifier`.
+        status: "done", or "stopped" by a signal: saved; the same call with this folder resumes it.
         metrics: its numbers, such as `accuracy`, 0 to 1; empty if it was stopped.
         provenance: what they depend on.
         files: of its weights.
@@ -51,7 +51,9 @@ def finetune(
     report: Callable[[dict[str, Any]], None] = lambda _: None,
     **flags: Any,
 ) -> Run:
-    """Fine-tune a model on a data set: `vitctl finetune`, in this process; in new ones if there are several.
+    """Fine-tune a model on a data set, as `vitctl finetune` does.
+
+    It runs in this process, or in new ones if there are several.
 
     Example:
         from vitctl import finetune
@@ -62,19 +64,19 @@ def finetune(
         print(run.folder, run.metrics["accuracy"])
 
     Args:
-        recipe: a shipped recipe's name or the path of a .toml file; "" is what the command takes.
-        out: run folder; resumes an existing run; "" makes a new one below runs/.
+        recipe: a shipped recipe's name or the path of a .toml file; "" is the command's default.
+        out: run folder; resumes an existing run; "" makes a new one under runs/.
         overrides: values of recipe keys, by the dotted names that --set takes.
-        report: called with each record of the log, a dictionary; after an error of its own no more.
+        report: called with each log record, a dictionary; no longer called once it raises.
         flags: of the command, without the dashes: data, dataset, from_, weights, model, res, lr, steps,
             epochs, batch_size, seed, processes, precision. `overrides` may not contradict them.
 
     Returns:
-        `folder`, `status`, `metrics`, `provenance` and `files`. A signal such as that of Ctrl-C saves and
-        stops the run: `status` is then "stopped".
+        `folder`, `status`, `metrics`, `provenance` and `files`. A signal such as Ctrl-C saves and stops the
+        run: `status` is then "stopped".
 
     Raises:
-        VitctlError: as the command says.
+        VitctlError: for the same reasons as the command.
 
     Paper: Section 3.2, Appendix B.1.1
     """
@@ -105,7 +107,7 @@ def predict(
     overrides: Mapping[str, Any] | None = None,
     **flags: Any,
 ) -> list[Prediction]:
-    """Predict the classes of images: `vitctl predict`. `load_classifier` keeps the model for many calls.
+    """Predict the classes of images, as `vitctl predict`. `load_classifier` keeps the model for many calls.
 
     Example:
         from vitctl import predict
@@ -115,9 +117,9 @@ def predict(
 
     Args:
         images: files, folders, patterns, addresses or shards (FOLDER:SPLIT), one or several.
-        top: most classes of an image.
-        threshold: lowest probability that is given, 0 to 1.
-        split: of shards that are given without one.
+        top: maximum number of classes per image.
+        threshold: lowest probability to include, 0 to 1.
+        split: for shards given without one.
         overrides: values of recipe keys, by the dotted names that --set takes.
         flags: of the command, without the dashes: from_, weights, model, res, batch, device, precision.
 
@@ -126,7 +128,7 @@ def predict(
         `error`, why it cannot be used, "" if it can.
 
     Raises:
-        VitctlError: as the command says.
+        VitctlError: for the same reasons as the command.
 
     Paper: Section 3.1
     """
@@ -156,11 +158,7 @@ def _parsed(overrides: Mapping[str, Any] | None) -> list[Override]:
 
 
 def _check_paths(name: str, *values: Any) -> None:
-    """Refuse what is not a path or an address.
-
-    Raises:
-        RecipeError: the first; of an image or an array it says what takes those.
-    """
+    """Raise RecipeError for the first value that is not a path or an address."""
     for value in values:
         if not isinstance(value, str | Path):
             hint = "; load_classifier takes images and arrays" if name == "images" else ""

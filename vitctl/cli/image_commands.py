@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "csv", "jsonl")
 CSV_HEADER = ("image", "rank", "class", "probability", "error")
-_WIDEST_NAME = 40  # a longer name has a line to itself
+_WIDEST_NAME = 40  # a longer name gets a separate line
 _NAMES_MEASURED = 1000
 
 
@@ -98,7 +98,7 @@ def predict(
             split if split.partition("[")[0] in names else TRAIN if names and not names & {*ROLES} else ""
         )
         place = f"{typed(images[0])} --split {typed(chosen)}" if chosen else "DATA"
-        # `evaluate` takes no image of another class, and none that is broken.
+        # `evaluate` refuses images of other classes, and broken ones.
         source = recipe.weights.source if right.total() == total else ""
         note(_accuracy_line(right[True], right.total(), source, place))
     if errors:
@@ -113,9 +113,7 @@ def predict(
 
 
 def _accuracy_line(correct: int, total: int, weights: str, place: str) -> str:
-    """Return the accuracy of answers to labelled images, and the command that scores all of them; `weights`
-    is "" where it would be refused.
-    """
+    """Return the accuracy on labelled images, and the command for all scores unless `weights` is empty."""
     from vitctl.engine.metrics import interval_text, wilson
 
     counts = f"{correct:,} of {count_text(total, 'labelled image')}"
@@ -141,17 +139,9 @@ def _print_predictions(
     """Print predictions batch by batch, so that they can be piped.
 
     Args:
-        batches: of predictions.
-        format_: one of FORMATS.
         names: some of the images, for the width of the table's first column.
-        total: number of images.
 
-    Returns:
-        how many images had which error, and how many answers to labelled images are right and wrong.
-
-    Raises:
-        RecipeError: there is no such format.
-        BrokenPipeError: nobody reads the output any more.
+    Returns the number of images by error, and the numbers of right and wrong answers to labelled images.
     """
     from vitctl.errors import RecipeError
     from vitctl.system.files import csv_text
@@ -197,7 +187,7 @@ def _width(name: str) -> int:
 
 
 def _table_lines(prediction: "Prediction", width: int) -> str:
-    """Return the lines of an image; its name stands once, above them if it is too long for its column."""
+    """Return the lines of an image; its name is printed once, above them if too long for its column."""
     name = one_line(prediction.name)
     above, name = (f"{name}\n", "") if _width(name) > width else ("", name)
     rows = [f"{probability:>11.2%}  {one_line(label)}" for label, probability in prediction.classes]
@@ -285,7 +275,6 @@ def inspect(
 
 
 def _print_figures(rows: "Sequence[Row]", out: Path) -> None:
-    """Print a table for each network, and where the files are."""
     from vitctl.cli.show.console import say, show_table
     from vitctl.jobs.inspection import NUMBERS
 

@@ -19,10 +19,10 @@ from vitctl.system.text import typed
 SETS = ("glyphs", "digits", "shapes-location", "shapes-count")
 TASKS = [name for name in SETS if name != "glyphs"]
 PRECISION = "float32"  # so that the numbers in docs/results.md hold on every machine, with or without bf16
-TWICE = ("fewshot", "finetune", "vtab")  # from trained, then from random weights
+TWICE = ("fewshot", "finetune", "vtab")  # run from trained, then from random weights
 FOLDERS = ("pretrain", *(name + end for name in TWICE for end in ("", "_scratch")), "export")
 PAGE = "report.html"
-_TIMES = "quickstart.json"  # that an earlier version left in the folder
+_TIMES = "quickstart.json"  # written by an earlier version
 NEXT = """\
 next, with your own images (one folder per class):
   vitctl data shards PHOTOS data/mine            shards with an index; PHOTOS may hold train/ and test/
@@ -88,17 +88,9 @@ def quickstart(
 
 
 def run_quickstart(out: Path, seed: int) -> list[Row]:
-    """Run each step in a folder under `out`, resuming an interrupted quickstart, and print the final table.
+    """Run each step in a folder under `out`, resuming an interrupted quickstart; print and return the table.
 
-    Args:
-        out: folder for all output.
-        seed: random seed.
-
-    Returns:
-        the rows of the table.
-
-    Raises:
-        KeyboardInterrupt: stopped by a signal; all finished steps are kept.
+    A signal raises KeyboardInterrupt; all finished steps are kept.
     """
     from vitctl.engine.journal import FEATURES
     from vitctl.launch.run_folder import check_not_foreign
@@ -137,14 +129,12 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
 
 
 class _Steps:
-    """Runs one recipe after the other, each in a folder, with one data folder for all."""
-
     def __init__(self, out: Path, seed: int) -> None:
         self.out, self.seed, self._number = out, seed, 0
 
     @contextmanager
     def _step(self, what: str) -> Iterator[Callable[[], float]]:
-        """Say which step begins, and yield a clock of its seconds."""
+        """Print the name of a step, and yield a clock of its seconds."""
         from vitctl.cli.show.console import say
 
         self._number += 1
@@ -154,7 +144,6 @@ class _Steps:
             yield lambda: time.perf_counter() - began
 
     def shards(self) -> Row:
-        """Write the shards of all data sets; those that are there stay."""
         from vitctl.data.datasets.catalog import find_data_set, write_data_set
 
         with self._step(f"shards of {', '.join(SETS)}") as seconds:
@@ -165,7 +154,6 @@ class _Steps:
         return Row("shards", f"{images:,} images in {len(SETS)} sets", seconds())
 
     def run(self, folder: str, recipe: str, **values: Any) -> tuple[Mapping[str, Any], float]:
-        """Run a recipe with some values in a folder. Return its result and its seconds."""
         from vitctl.cli.show.console import say
         from vitctl.cli.show.render import Screen
         from vitctl.launch.prepare_run import prepare_run
@@ -190,14 +178,12 @@ class _Steps:
         return result, seconds()
 
     def run_twice(self, folder: str, recipe: str, **values: Any) -> tuple[list[Mapping[str, Any]], float]:
-        """Run a recipe from the trained weights, then from random weights. Return metrics and seconds."""
         trained, seconds = self.run(folder, recipe, **values)
         random = {"weights.initialise": "random"}
         scratch, more = self.run(f"{folder}_scratch", recipe, **values, **random)
         return [trained["metrics"], scratch["metrics"]], seconds + more
 
     def report(self) -> Row:
-        """Write the report of all runs."""
         from vitctl.report.html_report import write_report
 
         with self._step("report") as seconds:

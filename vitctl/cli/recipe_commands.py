@@ -21,7 +21,7 @@ Name = Annotated[
     ),
 ]
 
-# Group of recipes -> first parts of their names, in the order of the list.
+# Recipe group -> first parts of its recipes' names, in display order.
 GROUPS = {
     "yours, not the paper's": ("finetune", "quickstart", "smoke", "cifar10"),
     "published results": ("dinov2", "mae", "augreg", "better", "deit3", "eva02", "beit2", "short"),
@@ -75,7 +75,7 @@ def _show_groups(recipes: Sequence[str], sweeps: Sequence[str]) -> None:
 
     names: dict[str, list[str]] = {title: [] for title in (*GROUPS, OTHERS)}
     for name in recipes:
-        # `finetune` alone is for the user's images, `finetune_pets` and others are the paper's.
+        # `finetune` is for the user's images; `finetune_pets` and the like are the paper's.
         start = "finetune_" if name.startswith("finetune_") else name.partition("_")[0]
         group = next((title for title, starts in GROUPS.items() if start in starts), OTHERS)
         names[group].append(name)

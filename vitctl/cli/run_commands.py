@@ -91,13 +91,13 @@ def compare(
     if result.unrecorded:
         say(f"not recorded by any of them: {', '.join(result.unrecorded)}; score them again to record it")
     if result.reasons:
-        raise typer.Exit(2)  # so that a script can detect it
+        raise typer.Exit(2)  # lets a script detect it
     known = "as far as recorded, " * bool(result.unrecorded)
     say(f"{known}same images, split, labels and evaluation protocol: these numbers may be compared")
 
 
 def _over_seeds(numbers: Sequence[tuple[str, list[float | str | None]]]) -> Iterator[tuple[str, str, str]]:
-    """Yield the mean over seeds and its interval, of numbers that differ; shares end at 0 and 1."""
+    """Yield the mean over seeds and its interval for numbers that differ; shares are clipped to 0 and 1."""
     from vitctl.engine.metrics import t_interval
 
     for name, values in numbers:
@@ -198,7 +198,7 @@ def verify(
         text += f"; not checked: {', '.join(unchecked)}" if unchecked else ""
     say(text)
     if states & {"differs", "not proven"}:
-        raise typer.Exit(2)  # as `compare`: 1 is a bug
+        raise typer.Exit(2)  # as in `compare`: 1 means a bug
 
 
 @app.callback()

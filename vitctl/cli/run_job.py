@@ -1,4 +1,4 @@
-"""From a recipe's flags to a result: what all commands that run a job share."""
+"""From a recipe's flags to a result: shared by all commands that run a job."""
 
 import os
 import sys
@@ -33,16 +33,11 @@ def run_job(
     restarts: int = 0,
     device: str | None = None,
 ) -> None:
-    """Resolve the recipe, then run it, print its plan, or write its Slurm job or JobSet.
-
-    Exits with the command's exit code.
+    """Resolve the recipe, then run it, print its plan, or write its job. Exits with the command's exit code.
 
     Args:
-        job: the command.
-        recipe: name or path.
         flags: everyday flags that were given: flag -> (dotted key, value).
         out: run folder; None makes a new one.
-        set_, dry_run, all_, slurm, k8s, nodes, restarts, device: values of these flags.
     """
     from vitctl.cli.show.console import waiting
     from vitctl.errors import RecipeError
@@ -86,7 +81,7 @@ def run_job(
 
 
 def finetune_recipe(dataset: str | None) -> str:
-    """Return the name of the recipe that `finetune` takes for a data set if none is given."""
+    """Return the recipe that `finetune` uses for a data set by default."""
     from vitctl.data.datasets.catalog import find_data_set
     from vitctl.recipe.load import recipe_names
 
@@ -95,7 +90,7 @@ def finetune_recipe(dataset: str | None) -> str:
 
 
 def fetch_weights_of(loaded: "Loaded") -> None:
-    """Download the weights at an address, with progress on the screen, if they are not in the cache."""
+    """Download the weights at an address unless they are cached, with progress on the screen."""
     source = getattr(getattr(loaded.recipe, "weights", None), "source", "")
     if "://" in source:
         from vitctl.cli.show.console import fetch_weights
@@ -111,12 +106,10 @@ def run_loaded(
     batch: "Resources | None",
     allow: Sequence[str] = (),
 ) -> None:
-    """Prepare the run folder, then run it with progress on the screen, or write its job.
-
-    Exits with 3 if it was stopped.
+    """Prepare the run folder, then run it with progress, or write its job. Exits with 3 if it was stopped.
 
     Args:
-        batch: the resources of a job that runs it; None: it runs now.
+        batch: the resources of a job that will run it; None: it runs now.
         allow: what may differ from the start of the run.
     """
     from vitctl.cli.show.console import say, waiting
@@ -161,15 +154,11 @@ def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool =
     """Convert a folder of photos that --data names to shards, once, and train on those.
 
     Args:
-        loaded: a recipe of any job.
         runs: folder of run folders, which gets the shards.
         is_alone: whether no other process runs the same command.
         dry_run: write nothing; print what would be made.
 
-    Raises:
-        DataError: as `vitctl data shards`; or several processes would write the same shards.
-        DataError: as `plan_scoring`; no shards were written.
-        CheckpointError: the weights are missing; no shards were written.
+    Raises DataError or CheckpointError. What the job would refuse is refused before any shard is written.
     """
     from vitctl.cli.data_commands import check_photographs, shards_of
     from vitctl.data.writer.intake import RECORD
@@ -210,18 +199,13 @@ def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool =
         check_weights(loaded.recipe)
         match fit_splits(loaded)[0].recipe:
             case FrozenRecipe() | Evaluate() as recipe:
-                plan_scoring(recipe)  # refuses what the job would
+                plan_scoring(recipe)  # raises what the job would raise
     shards = str(shards_of(data.path, runs))
     return with_overrides(loaded, [Override("data.path", shards, "shards of photographs")])
 
 
 def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
-    """Choose the splits that --data has; prints which they are.
-
-    Args:
-        loaded: a recipe of any job.
-        with_timeout: give up on an address that does not answer; the plan reports it later.
-    """
+    """Choose the splits that --data has, and print them; `with_timeout` gives up on a silent address."""
     from vitctl.cli.show.console import say
     from vitctl.jobs.inputs.checks import fit_splits
     from vitctl.jobs.plan import LOOKUP_SECONDS, call_with_timeout
@@ -242,7 +226,7 @@ def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
 
 
 def start_command() -> "Member | None":
-    """Let a signal end the command with code 3, and silence all processes but rank 0; see `speak`.
+    """Let a signal end the command with code 3, and silence all processes but rank 0, see `speak`.
 
     Called before anything slow.
     """
@@ -259,11 +243,7 @@ def start_command() -> "Member | None":
 
 
 def batch_job(slurm: str | None, k8s: str | None) -> "Resources | None":
-    """Return the resources of --slurm or --k8s.
-
-    Raises:
-        LaunchError: both are given, or one is malformed.
-    """
+    """Return the resources of --slurm or --k8s. Raises LaunchError if both are given, or one is malformed."""
     from vitctl.errors import LaunchError
     from vitctl.launch.cluster import Job
     from vitctl.launch.jobset import JobSet
@@ -278,12 +258,7 @@ def batch_job(slurm: str | None, k8s: str | None) -> "Resources | None":
 def started_processes(
     member: "Member | None", batch: "Resources | None", given: "Sequence[Override]"
 ) -> "list[Override]":
-    """Set the number of processes that srun, torchrun or the like started, or that a job will start; and the
-    device of a job with GPUs, so that none computes on the CPU unasked.
-
-    Raises:
-        LaunchError: `given` sets another number, or the CPU for a job with GPUs.
-    """
+    """Set the processes that a launcher or job starts, and a GPU job's device. Raises LaunchError."""
     from vitctl.errors import LaunchError
     from vitctl.recipe.load import Override
 
@@ -317,11 +292,7 @@ def write_job(batch: "Resources", run_dir: Path) -> None:
 
 
 def enter_start_folder(run: Path, overrides: "Sequence[Override]") -> "tuple[Path, list[Override]]":
-    """Go to the folder that relative paths of a run's recipe start from.
-
-    Returns:
-        the run and the overrides, with the paths in them as they are called from there.
-    """
+    """Change to the folder that a run's relative paths start from; return run and overrides, adapted."""
     from vitctl.cli.show.console import say
     from vitctl.jobs.record.start_folder import from_folder, start_folder
     from vitctl.recipe.load import load_recipe
@@ -342,11 +313,7 @@ def enter_start_folder(run: Path, overrides: "Sequence[Override]") -> "tuple[Pat
 def launch_config(
     member: "Member | None", nodes: str | None, restarts: int, out: Path | None, batch: "Resources | None"
 ) -> "LaunchConfig":
-    """Return the machines and restarts of --nodes and --restarts.
-
-    Raises:
-        LaunchError: a launcher or a job already starts the processes, or --out is missing.
-    """
+    """Return the machines and restarts of --nodes and --restarts. Raises LaunchError if they contradict."""
     from vitctl.errors import LaunchError
     from vitctl.launch.agent import parse_nodes
     from vitctl.launch.cluster import LaunchConfig

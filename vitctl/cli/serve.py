@@ -59,7 +59,7 @@ def serve(
 
     recipe = image_recipe("serve", flags, set_).recipe
     assert isinstance(recipe, Evaluate)
-    with listen(host, port) as listener:  # before the weights are read, which may take minutes
+    with listen(host, port) as listener:  # first, because reading weights may take minutes
         if "://" in recipe.weights.source:
             fetch_weights(recipe.weights.source, on_stderr=True)
         opened = open_classifier(recipe, note=note)

@@ -1,4 +1,4 @@
-"""Scoring a classifier on a split, every image once, by its labels, ReaL labels or ObjectNet's rules."""
+"""Score a classifier on a split: every image once, by its labels, ReaL labels or ObjectNet's rules."""
 
 import csv
 import io
@@ -87,7 +87,7 @@ from vitctl.system.text import one_line, same_name
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
 _MOST_NAMED = 5  # classes in a warning
-_MOST_COMPARED = 2_000_000  # training images that an evaluation looks for
+_MOST_COMPARED = 2_000_000  # training images checked for overlap with the scored ones
 _FIT_OF_SCORED = (
     "the temperature is fitted to images that score the network, so their calibration looks better than that "
     "of new images; fit it to images that were held out of the training and of the scoring"
@@ -98,15 +98,14 @@ ORIGINAL, REAL, PART = "original", "real", "restricted"
 
 @dataclass(frozen=True)
 class LabelRule:
-    """How predictions are made from logits, and which of them are correct.
+    """Labels, and the rule by which logits become predictions.
 
     Args:
-        labels: name of a set of labels -> int64 `[N]` or `[N, L]`, padded with -1; the first is the main one.
-        classes: int64 `[N]`, the class of each image, for the counts by class: its first label where it has
-            several, -1 where it has none and is not counted.
-        class_names: of `classes`.
-        prediction_names: of the classes that may be predicted.
-        to_scores: logits `[B, K]` to the scores of the classes that may be predicted `[B, A]`.
+        labels: name of a label set -> int64 `[N]` or `[N, L]`, padded with -1; the first is the main set.
+        classes: int64 `[N]`, the class that counts an image: its first label, or -1 if it has none.
+        class_names: names of `classes`.
+        prediction_names: names of the classes that may be predicted.
+        to_scores: logits `[B, K]` to scores of the classes that may be predicted, `[B, A]`.
     """
 
     labels: dict[str, np.ndarray]
@@ -117,35 +116,32 @@ class LabelRule:
 
     @property
     def main(self) -> np.ndarray:
-        """Return the main labels."""
         return next(iter(self.labels.values()))
 
     def count_by_class(self, best: np.ndarray) -> np.ndarray:
-        """Return images, top-1 and top-5 hits of each class under the main labels, int64 `[K, 3]`, from
-        predictions `[N, 5]`.
-        """
+        """Return each class's images, top-1 and top-5 hits, int64 `[K, 3]`, from predictions `[N, 5]`."""
         counted = self.classes >= 0
         right = correct_predictions(best, self.main)[counted]
         return count_by_class(right, self.classes[counted], len(self.class_names))
 
     @property
     def single_labels(self) -> Tensor | None:
-        """Return the main labels, int64 `[N]`; None where an image may have several."""
+        """Return the main labels, int64 `[N]`; None if images may have several."""
         return torch.from_numpy(self.main.astype(np.int64)) if self.main.ndim == 1 else None
 
     @property
     def has_f1(self) -> bool:
-        """Return whether predictions and labels are of the same classes, one label per image."""
+        """Return whether F1 is defined: one label per image, among the same classes as the predictions."""
         return self.main.ndim == 1 and self.prediction_names == self.class_names
 
     @property
     def has_label_sets(self) -> bool:
-        """Return whether the data has several labels per image, of the classes that are predicted."""
+        """Return whether images may have several labels, all among the predicted classes."""
         return list(self.labels) == [ORIGINAL] and self.labels[ORIGINAL].ndim > 1
 
     @property
     def truth(self) -> np.ndarray:
-        """Which classes each image with several labels has, bool `[N, K]`."""
+        """Return which classes each image has, bool `[N, K]`."""
         labels = self.main
         images, places = np.nonzero(labels >= 0)
         truth = np.zeros((len(labels), len(self.prediction_names)), bool)
@@ -153,26 +149,15 @@ class LabelRule:
         return truth
 
     def with_predictions(self, counts: np.ndarray, best: np.ndarray) -> np.ndarray:
-        """Return images, correct predictions and predictions of each class, `[K, 3]`, from
-        `count_by_class`.
-        """
+        """Return each class's images, correct predictions and predictions, `[K, 3]`."""
         predicted = np.bincount(best[self.classes >= 0, 0], minlength=len(counts))
         return np.stack([counts[:, 0], counts[:, 1], predicted], axis=1)
 
 
 def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Path) -> LabelRule:
-    """Return the rule that evaluation.labels names, for the images of a split.
+    """Return the rule that evaluation.labels names, for the images of `open_scored`.
 
-    Args:
-        wanted: as in the recipe.
-        source: the images, as `open_scored` gives them.
-        found: the classifier.
-        root: folder of known data sets, where the ReaL labels are found.
-
-    Raises:
-        RecipeError: there are no such labels.
-        DataError: the labels are for other images.
-        CheckpointError: the head has other classes.
+    `root` holds the ReaL labels. Raises VitctlError if there are no such labels, or they do not fit.
     """
     given = source.labels()
     classes = given.reshape(len(given), -1)[:, 0]
@@ -198,7 +183,7 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
 
 
 def check_imagenet(source: Source) -> None:
-    """Raises DataError unless the classes are ImageNet's in their order, as far as their names tell."""
+    """Raise DataError unless the classes are ImageNet's, in order, as far as their names tell."""
     names, wnids = source.class_names, class_list("imagenet")
     are_wnids = bool(set(names) & set(wnids))
     if len(names) != len(wnids) or (are_wnids and names != wnids):
@@ -210,7 +195,7 @@ def check_imagenet(source: Source) -> None:
 
 
 def check_found_classes(found: FoundWeights, names: Sequence[str]) -> None:
-    """Compare the classes of a read head with those of the data. Raises CheckpointError."""
+    """Check that the head's classes are those of the data. Raises CheckpointError."""
     stored = found.weights.meta.get("class_names") or []
     check_head_classes(found.path, found.weights.config, stored, names, is_scored=True)
 
@@ -240,7 +225,7 @@ def _objectnet(source: Source, classes: np.ndarray, found: FoundWeights, *, rest
 def _part_of_imagenet(
     source: Source, given: np.ndarray, classes: np.ndarray, found: FoundWeights
 ) -> LabelRule:
-    """Restrict the predictions to the classes of the images, as the authors of ImageNet-A and -R do."""
+    """Restrict predictions to the classes of the images, as the authors of ImageNet-A and ImageNet-R do."""
     numbers = {wnid: number for number, wnid in enumerate(class_list("imagenet"))}
     check_found_classes(found, tuple(numbers))
     names, kept = source.class_names, [numbers[name] for name in source.class_names]
@@ -248,12 +233,11 @@ def _part_of_imagenet(
 
 
 def corruption_errors(split: str, source: Source, right: np.ndarray) -> dict[str, Any]:
-    """Return the error of each corruption of ImageNet-C, and their mean relative to AlexNet's errors.
+    """Return the error of each ImageNet-C corruption, and their mean relative to AlexNet's errors.
 
     Args:
-        split: expression that names whole corruptions, `fog+snow`; nothing is returned for others.
-        source: the images of that expression.
-        right: bool `[N]`, which of them are right.
+        split: names entire corruptions, as `fog+snow`; any other split gives an empty result.
+        right: bool `[N]`, whether each image is classified correctly.
 
     Returns:
         `corruption_errors`, 0 to 1; with all 15 of the benchmark also `mce`, 1 for AlexNet.
@@ -277,13 +261,7 @@ def _highest(logits: Tensor, sets: Sequence[Sequence[int]]) -> Tensor:
 
 
 def write_counts(run_dir: Path, rule: LabelRule, best: np.ndarray) -> dict[str, str]:
-    """Write per_class.csv and confusion.csv by the main labels; returns name -> path.
-
-    Args:
-        run_dir: gets the files.
-        rule: which predictions are correct.
-        best: int64 `[N, 5]`, the top-5 predictions.
-    """
+    """Write per_class.csv and confusion.csv from top-5 predictions, int64 `[N, 5]`. Return name -> path."""
     names, predictions = rule.class_names, rule.prediction_names
     counted = rule.classes >= 0
     counts = rule.count_by_class(best)
@@ -315,11 +293,7 @@ def write_counts(run_dir: Path, rule: LabelRule, best: np.ndarray) -> dict[str, 
 def check_evaluation(
     recipe: Evaluate, found: FoundWeights, source: Source
 ) -> tuple[LabelRule, np.ndarray, list[str]]:
-    """Return the labels that images are scored by, the threshold of each class, and warnings.
-
-    Raises:
-        VitctlError: the images, the head or [evaluation] do not fit each other. No tensor is read.
-    """
+    """Return the label rule, each class's threshold, and warnings; no tensor is read. Raises VitctlError."""
     _check_held_out(recipe.data.eval_split, recipe.data.group_by, found, source)
     scoring = recipe.evaluation
     cautions = check_place(Path(scoring.answers)) if scoring.answers else []
@@ -345,21 +319,18 @@ def evaluate(
     stop: StopFlag | None = None,
     inputs: Inputs | None = None,
 ) -> RunResult:
-    """Return top-1 and top-5 of weights.source on data.eval_split, with the pre-processing stored with the
-    weights.
+    """Score weights.source on data.eval_split, with the pre-processing stored with the weights.
 
     Args:
-        run_dir: gets log.jsonl, per_class.csv, confusion.csv and, by the caller, result.json.
+        run_dir: gets log.jsonl, per_class.csv and confusion.csv; the caller writes result.json.
 
     Returns:
-        the accuracies with their integers, under the data's labels and under those that evaluation.labels
-        names.
+        the accuracies and their counts, under the data's labels and under evaluation.labels.
 
     Raises:
         CheckpointError: the head has other classes than the data, or is all zeros.
-        DataError: an image was not counted exactly once, or the images are not those that evaluation.labels
-            is for.
-        Stopped: a signal came.
+        DataError: an image was not counted exactly once, or evaluation.labels is for other images.
+        Stopped: a signal arrived.
 
     Paper: Section 4.1; Appendix D.9 (ObjectNet)
     """
@@ -438,11 +409,9 @@ def evaluate(
 def _answered(
     look: ImagePass, recipe: Evaluate, found: FoundWeights, model: Model, source: Source, rule: LabelRule
 ) -> tuple[np.ndarray, Temperature | None]:
-    """Show the network every image, once.
+    """Run the network on every image once; return the likeliest classes and `_columns`, `[N, 5 + C]`.
 
-    Returns:
-        the most likely classes of each and the columns of `_columns`, float64 `[N, 5 + C]`; and the
-        temperature that was fitted to these images, if evaluation.fit_temperature asks for one.
+    Also returns the temperature fitted to these images, if evaluation.fit_temperature is set.
     """
     meta, journal, fits = found.weights.meta, look.run.journal, recipe.evaluation.fit_temperature
     temperature = meta.get("temperature") or 1.0
@@ -479,13 +448,12 @@ def _answered(
 
 
 def _metrics(rule: LabelRule, best: np.ndarray, rows: np.ndarray | None) -> dict[str, dict[str, Any]]:
-    """Return the metrics of predictions under each set of labels; the main set also gets means over classes.
+    """Return the metrics under each set of labels; the main set also gets means over classes.
 
     Args:
-        rule: the labels.
         best: int64 `[N, 5]`, the top-5 predictions.
-        rows: float64 `[N, 5 + ...]`: after `best` the probability of the answer, and last the two losses
-            of `image_losses`, for the calibration; None: the network has no softmax.
+        rows: float64 `[N, 5 + ...]`, after `best` the answer's probability, and last the two columns of
+            `image_losses`, for the calibration; None if the network has no softmax.
     """
     metrics = {}
     for name, labels in rule.labels.items():
@@ -509,18 +477,11 @@ def _metrics(rule: LabelRule, best: np.ndarray, rows: np.ndarray | None) -> dict
 
 
 def _right(rule: LabelRule, best: np.ndarray) -> np.ndarray:
-    """Return bool `[N]`: whether each first prediction is right under the main labels."""
+    """Return bool `[N]`: whether each top-1 prediction is right under the main labels."""
     return correct_predictions(best, rule.main)[:, 0]
 
 
 def _class_means(rule: LabelRule, best: np.ndarray, right: np.ndarray) -> dict[str, Any]:
-    """Return the means over classes under the main labels, with their intervals.
-
-    Args:
-        rule: the labels.
-        best: int64 `[N, 5]`, the top-5 predictions.
-        right: bool `[N]`, whether the first is correct.
-    """
     by_class, counted = rule.count_by_class(best), rule.classes >= 0
     means: dict[str, Any] = {"mean_per_class": mean_per_class(by_class)}
     if rule.has_f1:
@@ -539,8 +500,9 @@ def _columns(
     temperature: float,
     whole: bool,
 ) -> Tensor:
-    """Return the probability of each answer and, with single labels `truth`, that of the true class and
-    `image_losses`: float64 `[B, 5 + 3]`; or, if `whole`, those of all classes.
+    """Return each answer's probability, the true class's and `image_losses`, float64 `[B, 5 + 3]`.
+
+    Without single labels `truth` only the answers' probabilities; if `whole`, those of all classes instead.
     """
     shares = probabilities(scores, activation, temperature)
     if whole:
@@ -553,11 +515,9 @@ def _columns(
 
 
 def read_thresholds(path: str, rule: LabelRule) -> np.ndarray:
-    """Return the probability from which each class is predicted, float64 `[K]`, from a thresholds.csv; 0.5
-    without a file.
+    """Return each class's decision threshold, float64 `[K]`, from a thresholds.csv; 0.5 without a file.
 
-    Raises:
-        DataError: the file has other classes, or is for images with one label each.
+    Raises DataError if the file has other classes, or images have one label each.
     """
     names = list(rule.prediction_names)
     if not path:
@@ -577,7 +537,7 @@ def read_thresholds(path: str, rule: LabelRule) -> np.ndarray:
 
 
 def _check_thresholds(file: Path, source: Source) -> list[str]:
-    """Refuse thresholds that were chosen by some of these images. Returns a warning if that is unknown."""
+    """Refuse thresholds that were chosen on some of these images; warn if that is unknown."""
     chosen, count = read_result(file.parent), None
     if chosen is not None and chosen.provenance.get("data_sha256") == source.digest:
         count = len(source)
@@ -599,7 +559,7 @@ def _check_thresholds(file: Path, source: Source) -> list[str]:
 
 
 def _write_thresholds(run_dir: Path, rule: LabelRule, likely: np.ndarray) -> dict[str, str]:
-    """Write the threshold of each class that has the best F1 on these images. Returns name -> path."""
+    """Write each class's threshold with the best F1 on these images."""
     precise, best = average_precisions(likely, rule.truth), best_thresholds(likely, rule.truth)
     rows = zip(rule.prediction_names, best.tolist(), precise.tolist(), strict=True)
     table = [(name, threshold, "" if ap != ap else ap) for name, threshold, ap in rows]
@@ -610,17 +570,10 @@ def _write_thresholds(run_dir: Path, rule: LabelRule, likely: np.ndarray) -> dic
 def _answers(
     file: Path, run_dir: Path, source: Source, rule: LabelRule, rows: np.ndarray
 ) -> tuple[dict[str, str], str]:
-    """Write the answer to every image, in the split's order, and suspects.csv, the labels that may be wrong.
+    """Write the answer to every image, in the split's order, and suspects.csv if images have single labels.
 
-    Args:
-        file: see `write_answers`.
-        run_dir: gets suspects.csv, where images have single labels.
-        source: the images.
-        rule: the main labels and the names.
-        rows: float64 `[N, 2 A + C]`, the most likely classes and the columns of `_columns`.
-
-    Returns:
-        name -> path, and the digest of the answers.
+    `rows` are float64 `[N, 2 A + C]`, the most likely classes and `_columns`. Returns name -> path, and the
+    answers' digest.
     """
     half, truth = min(TOP_K, len(rule.prediction_names)), rule.main
     names, single = rule.prediction_names, rule.single_labels is not None
@@ -645,9 +598,7 @@ def _answers(
 
 
 def _training_of(found: FoundWeights) -> tuple[Path, Pretrain | Finetune, Source, bool] | None:
-    """Return the run that trained the weights, its recipe and images, and whether these are still those that
-    it was trained on; None if no run made them.
-    """
+    """Return the run that trained the weights, its recipe and images, and whether these are unchanged."""
     run = run_of(Path(found.path))
     recipe = load_recipe(str(run / RECIPE)).recipe if (run / RECIPE).is_file() else None
     if not isinstance(recipe, Pretrain | Finetune):
@@ -659,9 +610,7 @@ def _training_of(found: FoundWeights) -> tuple[Path, Pretrain | Finetune, Source
 
 
 def _trained_warning(found: FoundWeights, source: Source) -> str:
-    """Return a warning if the run of the weights was trained on some of these images, or chose its checkpoint
-    by them; "" if not, or if its images are gone.
-    """
+    """Warn if the run trained on some of these images, or chose its checkpoint by them."""
     with suppress(VitctlError, OSError):
         training = _training_of(found)
         if training is not None and training[3] and len(training[2]) <= _MOST_COMPARED:
@@ -682,11 +631,9 @@ def _trained_warning(found: FoundWeights, source: Source) -> str:
 
 
 def _check_fit(split: str, found: FoundWeights, source: Source, rule: LabelRule) -> list[str]:
-    """Refuse to fit a temperature of other than a softmax on single labels, on images that the run of the
-    weights was trained on, and of weights that no file can lie beside.
+    """Refuse to fit a temperature that would be meaningless or could not be stored. Return warnings.
 
-    Returns:
-        warnings: the images are test images; an earlier temperature is replaced.
+    It needs a softmax, single labels, images outside the training set, and a local weights file.
     """
     key = "evaluation.fit_temperature"
     refuse(
@@ -746,9 +693,7 @@ def _fitted(
 
 
 def _check_held_out(split: str, group_by: str, found: FoundWeights, source: Source) -> None:
-    """Refuse a part of a data set that the run of the weights scored too, but with other images: some may be
-    trained on.
-    """
+    """Refuse a sub-split that the run scored too, but on other images: some may be training images."""
     run = run_of(Path(found.path))
     trained = read_result(run) if (run / RECIPE).is_file() else None
     used = trained.provenance if trained is not None else {}

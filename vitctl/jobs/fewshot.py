@@ -1,6 +1,4 @@
-"""Few-shot linear evaluation (Section 4.1): regularised least squares on frozen representations, in closed
-form.
-"""
+"""Few-shot linear evaluation (Section 4.1): closed-form ridge regression on frozen representations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -66,22 +64,21 @@ def fewshot(
     stop: StopFlag | None = None,
     inputs: Inputs | None = None,
 ) -> RunResult:
-    """Score frozen representations with a few images per class, for every data set, fewshot.shots and
-    fewshot.seeds.
+    """Score frozen representations with a few images per class, for every data set, number of shots and seed.
 
-    One pass over each split gives the representations for all shots, seeds and regularisers, and for later
-    runs.
+    One pass over each split gives the representations for all shots, seeds and regularisers; later runs reuse
+    them.
 
     Args:
-        run_dir: gets log.jsonl, fewshot.csv, chosen.csv (the images drawn) and, by the caller, result.json.
+        run_dir: gets log.jsonl, fewshot.csv and chosen.csv (the images drawn); the caller writes result.json.
 
     Returns:
-        accuracy per number of shots, the mean over data sets and seeds; and of each data set, with its
+        accuracy per number of shots, the mean over data sets and seeds; and for each data set, with its
         regulariser.
 
     Raises:
-        DataError: the splits have other classes, or a class has fewer images than shots.
-        Stopped: a signal came to any process; finished passes over the data are kept.
+        DataError: the splits have different classes, or a class has fewer images than shots.
+        Stopped: a signal reached any process; finished passes over the data are kept.
 
     Paper: Section 4.1 (few-shot accuracies), Fig. 4
     """
@@ -93,7 +90,7 @@ def fewshot(
         if features is not None:
             lines += _score(recipe, one, features, run.stop)
         stop_together(runtime, run.stop)
-    check_whole(run.shards, runtime)  # also the shards of cached representations
+    check_whole(run.shards, runtime)  # including the shards of cached representations
     metrics: dict[str, Any] = {}
     if runtime.is_main:
         metrics = _table(recipe, sets, lines)
@@ -110,7 +107,7 @@ def fewshot(
 
 @dataclass(frozen=True)
 class Frozen:
-    """A frozen network, and the data sets whose representations are read."""
+    """A frozen network and the data sets it represents."""
 
     run: RunContext
     sets: list[FewshotSet]
@@ -124,11 +121,7 @@ class Frozen:
     weights: StartWeights
 
     def features(self, one: FewshotSet) -> tuple[Tensor, Tensor] | None:
-        """Return the representations of training and test images, [N, R] and [M, R]; None on processes other
-        than the main one.
-
-        Raises DataError if one is NaN or infinite.
-        """
+        """Return features of training and test images, [N, R] and [M, R]; None off the main process."""
         (train, _), (test, was_read) = (
             self.look.cached(self.model, self.digest, source, self.folder, self.limit)
             for source in (one.train, one.test)
@@ -192,7 +185,7 @@ def _frozen(found: FoundWeights, recipe: FrozenRecipe, runtime: Runtime) -> tupl
         resample=data.eval_resample or data.resample,
         exif_orientation=data.turns_upright,
         truncated=data.truncated,
-        fill=fill_colour(found.weights.meta["mean"] if is_whole else HALF),  # else in the key of the cache
+        fill=fill_colour(found.weights.meta["mean"] if is_whole else HALF),  # HALF keeps cache keys equal
     )
 
 
@@ -234,15 +227,7 @@ def score_draw(
     l2s: Sequence[float],
     dtype: torch.dtype,
 ) -> list[Score]:
-    """Scores of the test images by one draw, for each regulariser.
-
-    Args:
-        one: the data set.
-        features: of its training and test images, [N, R] and [M, R].
-        shots, seed: of the draw.
-        l2s: regularisers.
-        dtype: of the solve.
-    """
+    """Return one draw's test scores per regulariser from training and test features, [N, R] and [M, R]."""
     labels = one.train.labels()
     chosen = choose_shots(labels, shots, num_classes=one.num_classes, seed=seed)
     chosen_labels = torch.from_numpy(labels[chosen])
@@ -260,9 +245,7 @@ def score_draw(
 
 
 def drawn_rows(one: FewshotSet, shots: int, seed: int) -> list[tuple[str | int, ...]]:
-    """Return (data set, seed, class, place, index, key) of every drawn image; `s` shots are those with
-    place < s.
-    """
+    """Return (data set, seed, class, place, index, key) of drawn images; `s` shots have place < s."""
     chosen = choose_shots(one.train.labels(), shots, num_classes=one.num_classes, seed=seed).tolist()
     names = one.train.class_names
     return [
@@ -272,9 +255,7 @@ def drawn_rows(one: FewshotSet, shots: int, seed: int) -> list[tuple[str | int, 
 
 
 def _table(recipe: Fewshot, sets: list[FewshotSet], lines: list[Line]) -> dict[str, Any]:
-    """Return the accuracies at the chosen regularisers, which are chosen for each number of shots by the
-    mean over seeds.
-    """
+    """Return the accuracies at the regularisers chosen per number of shots, by the mean over seeds."""
     f, grid = recipe.fewshot, _grid(recipe)
     shape = (len(sets), len(f.shots), len(f.seeds), len(grid))
     every: NDArray[np.float64] = np.array([line.accuracy for line in lines]).reshape(shape)

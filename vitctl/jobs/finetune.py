@@ -53,7 +53,7 @@ from vitctl.system.pool import default_workers
 
 DUPLICATES = "duplicates.csv"
 _MOST_COMPARED, _COMPARING_SECONDS = 20_000, 5.0
-_ENOUGH = 256  # images for worker processes
+_ENOUGH = 256  # images that make worker processes worth starting
 
 
 def finetune(
@@ -68,22 +68,22 @@ def finetune(
 
     With sweep.lrs, each learning rate is first trained on sweep.train_split and scored on sweep.eval_split,
     in sweep/lr_VALUE/; the best one then trains on all of data.train_split. With finetune.seeds, the first
-    seed trains in run_dir, whose weights represent the run, and each other one in seeds/seed_VALUE/, of which
-    the result and the log are kept.
+    seed trains in run_dir, whose weights represent the run. Each other seed trains in seeds/seed_VALUE/,
+    which keeps its result and log.
 
     Both pre-training head layers are dropped; the new head is one zero-initialised linear layer, unless
     finetune.head says otherwise. The position embedding is resized when the image size changes.
 
     Args:
-        run_dir: gets checkpoints, log.jsonl and, by the caller, result.json.
-        act: done with each prepared training instead of it, see `RunContext`.
+        run_dir: gets checkpoints and log.jsonl; the caller writes result.json.
+        act: called with each prepared training instead of `fit`, see `RunContext`.
 
     Returns:
-        accuracy on data.eval_split (with several seeds mean and deviation), its provenance, and the table of
-        the sweep.
+        accuracy on data.eval_split (with several seeds mean and deviation), its provenance, and the sweep's
+        table.
 
     Raises:
-        Stopped: a signal came; the state is saved, and finished rates and seeds are not trained again.
+        Stopped: a signal arrived; the state is saved, and finished rates and seeds are not trained again.
 
     Paper: Section 3.2, Appendix B.1.1, Table 4; Table 2 (three runs)
     """
@@ -92,7 +92,7 @@ def finetune(
     data = at_size(recipe.data, found.weights.config.image_size)
     inputs = inputs or open_inputs(recipe, run_dir)
     train_on, score_on = inputs.train, inputs.scored
-    if data.synthetic:  # their size may be that of the weights
+    if data.synthetic:  # the weights may decide their size
         train_on, score_on = open_training_images(data, run_dir)
     assert train_on is not None
     names = found.weights.meta.get("class_names") or []
@@ -138,10 +138,7 @@ def finetune(
 
 
 def _warn_of_duplicates(data: TrainImages, run: RunContext, train_on: Source, scored: Source | None) -> None:
-    """Look for near-duplicates in local images of the user, for a few seconds at most, once a run.
-
-    Writes RUN/duplicates.csv. No result depends on it.
-    """
+    """Write near-duplicates among local images to RUN/duplicates.csv: once per run, for a few seconds."""
     file, sides = run.folder / DUPLICATES, ({"scored": scored} if scored else {}) | {"train": train_on}
     indexes = [split.index for source in sides.values() for split in split_sources(source)]
     if not (data.path and run.runtime.is_main) or file.exists() or any(index.is_remote for index in indexes):
@@ -156,7 +153,7 @@ def _warn_of_duplicates(data: TrainImages, run: RunContext, train_on: Source, sc
     try:
         compared = compare_within(sides, max_bits=NEAR_BITS, workers=workers, until=until)
         write_matches(compared, file)
-    except (DataError, OSError) as error:  # a look is not worth a training
+    except (DataError, OSError) as error:  # a failed search must not end a training
         run.journal.say("data", f"near-duplicates could not be looked for: {error}")
         return
     lines = [describe(found) for found in compared if found.matches]
@@ -172,7 +169,7 @@ Pair = tuple[Source, Source | None]  # images to train on, and to score on
 
 
 class _Start(NamedTuple):
-    """What all trainings of a run share: start weights, [data] with resolved values, and the teacher."""
+    """State shared by all trainings of a run: start weights, [data] with resolved values, and the teacher."""
 
     found: FoundWeights
     data: TrainImages
@@ -209,9 +206,7 @@ def _repeat(
 
 
 def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
-    """Return the mean and deviation (of the population) of the accuracies of several seeds, and each of
-    them.
-    """
+    """Return the mean and population deviation of the accuracies of several seeds, and each of them."""
     accuracies = [one.score.accuracy for one in repeated]
     by_seed = {
         str(one.value): {"accuracy": one.score.accuracy, "correct": one.score.correct} for one in repeated
@@ -226,14 +221,13 @@ def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
 
 
 def _deciding(scores: Sequence[Score]) -> dict[str, Any]:
-    """Return the mean of another evaluation.metric than accuracy, and its name."""
+    """Return the mean of evaluation.metric and its name, if it is not accuracy."""
     metric = scores[0].metric
     mean = statistics.fmean(score.deciding for score in scores)
     return {} if metric == "accuracy" else {metric: mean, "metric": metric}
 
 
 def _score_identity(recipe: Finetune, start: _Start, train_on: Source, score_on: Source) -> dict[str, Any]:
-    """Return what all scores of one job have in common."""
     return {
         "from_sha256": start.found.weights.digest,
         "train_sha256": train_on.digest,
@@ -279,7 +273,7 @@ def _train(
     found.log(run.journal, *lines, rates_in_words(recipe, rates))
     run.journal.say("warning", *unseen_pixels(model.config))
     images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule, found.weights.meta)
-    if not found.weights.is_later:  # else parts of it
+    if not found.weights.is_later:  # otherwise parts are read later
         model = on_device(model, run.runtime)
     if recipe.finetune.head == "fewshot":
         start_head(recipe, run, model, images)
@@ -301,11 +295,7 @@ def _train(
 
 
 def _adapted(model: Model, recipe: Finetune, found: FoundWeights) -> dict[str, Any]:
-    """Put the adapters of [lora] beside a model's layers.
-
-    Returns:
-        what results and files of weights say of them; empty without adapters.
-    """
+    """Add the adapters of [lora] to a model. Return their provenance, empty without adapters."""
     lora = recipe.lora
     if not lora.rank:
         return {}

@@ -1,7 +1,7 @@
 """An HTTP server of predictions: images in a request become the records that `vitctl predict` writes.
 
-Images are bytes of the request. A client's file name is text to repeat; no path or address of a client is
-opened. What a request may cost is limited before memory or time is spent: see docs/bounds.md.
+Images are bytes of the request. A client's file name is only echoed; no path or address from a client is
+opened. The cost of a request is limited before memory or time is spent: see docs/bounds.md.
 """
 
 import asyncio
@@ -38,16 +38,14 @@ from vitctl.system import limits
 from vitctl.system.text import escaped_json, one_line
 
 _LINGER_SECONDS = 1
-GRACE_SECONDS = 30  # for requests that a signal finds under way
+GRACE_SECONDS = 30  # for requests in progress when a signal arrives
 _NAME_LETTERS = 255
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # buckets of the histogram
-_CLOSED = 499  # as nginx calls a request whose client went away; nobody receives it
+_CLOSED = 499  # nginx's code for a client that went away; nobody receives it
 Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Metrics:
-    """Counters in the text format of Prometheus, of one server."""
-
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -62,24 +60,21 @@ class Metrics:
 
 @dataclass
 class _Row:
-    """An image that waits for its logits."""
-
     pixels: Tensor
     logits: "asyncio.Future[Tensor]"
 
 
 class Batcher:
-    """Groups the images that wait for a network into batches.
+    """Groups waiting images into batches.
 
-    One thread computes. While it does, arriving images wait, and form the next batch.
+    One thread computes. Images that arrive meanwhile form the next batch.
 
     Args:
-        opened: the classifier.
-        batch_size: most images of a forward pass. With 1 an answer has the same bits as `vitctl predict` of
-            that image alone. In larger batches its last digits depend on the images beside it.
-        wait: seconds that a batch which is not full waits for more images.
-        decoders: threads that decode images; each may hold `limits.PICTURE` bytes. Photographs that the
-            network resizes are as large as they were sent, so one of them is in memory at a time.
+        batch_size: maximum number of images in a forward pass. With 1 an answer has the same bits as `vitctl
+            predict` of that image alone. In larger batches its last digits depend on the batch.
+        wait: seconds that a partial batch waits for more images.
+        decoders: threads that decode images; each may hold `limits.PICTURE` bytes. If the network resizes
+            photographs they keep their size, so only one is in memory at a time.
     """
 
     def __init__(self, opened: OpenClassifier, batch_size: int, wait: float, decoders: int) -> None:
@@ -107,14 +102,13 @@ class Batcher:
         return self.opened.shown(open_picture(data, exif_orientation=turned, truncated=truncated))
 
     def compute(self, pixels: list[Tensor]) -> Tensor:
-        """Return the logits `[B, K]` of images as the network is shown them."""
-        images = torch.stack(pixels).contiguous(memory_format=torch.channels_last)  # as the loader does
+        """Return the logits `[B, K]` of pre-processed images."""
+        images = torch.stack(pixels).contiguous(memory_format=torch.channels_last)  # as in the loader
         logits = check_finite(self.opened.network(images)).logits
         assert logits is not None
         return logits
 
     async def run(self) -> None:
-        """Compute batches until it is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             rows = [await self._rows.get()]
@@ -125,28 +119,23 @@ class Batcher:
             try:
                 pixels = [row.pixels for row in rows]
                 found = await loop.run_in_executor(self._computing, self.compute, pixels)
-            except Exception as error:  # these requests fail, the server goes on
+            except Exception as error:  # only these requests fail
                 for row in rows:
                     if not row.logits.done():
                         row.logits.set_exception(error)
                 continue
             self.metrics.batches.inc()
             for row, logits in zip(rows, found, strict=True):
-                if not row.logits.done():  # as after a client went away
+                if not row.logits.done():  # done if its client went away
                     row.logits.set_result(logits)
 
 
 class _InMemory(MultiPartParser):
-    spool_max_size = 0  # no temporary files: the limit on bodies is one on memory
+    spool_max_size = 0  # no temporary files: the limit on bodies bounds memory
 
 
 class Application:
-    """The endpoints, and what all requests share.
-
-    Args:
-        batcher: computes the logits.
-        top: classes of an image where a request does not say.
-    """
+    """The endpoints and their shared state; `top` is the default number of classes per image."""
 
     def __init__(self, batcher: Batcher, top: int) -> None:
         self.batcher, self.opened, self.metrics = batcher, batcher.opened, batcher.metrics
@@ -191,7 +180,6 @@ class Application:
         return answer(422, f'{{"error": {error}, "predictions": [{text}]}}')
 
     async def _images(self, request: Request, body: AsyncGenerator[bytes, None]) -> list[tuple[str, bytes]]:
-        """Return names and encoded images of a request."""
         if int(request.headers.get("content-length", "0")) > limits.REQUEST:
             raise HTTPException(
                 413, f"the body has more bytes than {limits.REQUEST:,}; send fewer or smaller images"
@@ -219,7 +207,7 @@ class Application:
         return data
 
     async def _received(self, request: Request, count: list[int]) -> AsyncGenerator[bytes, None]:
-        """Yield the body, as long as it and all bodies in memory keep their limits."""
+        """Yield the body while it and all bodies in memory stay within their limits."""
         async for chunk in request.stream():
             count[0] += len(chunk)
             self._hold(len(chunk))
@@ -259,7 +247,6 @@ class Application:
 
 
 def answer(code: int, text: str, **headers: str) -> Response:
-    """Return a response of one line of JSON."""
     return Response(f"{escaped_json(text)}\n", code, headers, "application/json")
 
 
@@ -269,7 +256,7 @@ def refusal(code: int, text: str, **headers: str) -> Response:
 
 
 def busy(text: str) -> HTTPException:
-    """Return the error of a server that has too much to do now."""
+    """Return the error of an overloaded server."""
     return HTTPException(503, f"busy: {text}; try again", {"Retry-After": "1"})
 
 
@@ -289,8 +276,6 @@ async def _on_bug(_: Request, error: Exception) -> Response:
 
 
 class _Counted:
-    """Counts and times the requests to an application."""
-
     def __init__(self, app: Asgi, metrics: Metrics, paths: set[str]) -> None:
         self._app, self._metrics, self._paths = app, metrics, paths
 
@@ -376,9 +361,7 @@ def application(batcher: Batcher, top: int, version: str) -> FastAPI:
 
 
 class _Connection(H11Protocol):
-    """A connection whose errors are JSON. One without a request in progress is closed after a while, however
-    slowly its client sends one; so is one whose client does not read its answers.
-    """
+    """A connection whose errors are JSON. It closes if its client is too slow to send or to read."""
 
     _seen: Any = None
     _refused = False
@@ -404,7 +387,7 @@ class _Connection(H11Protocol):
         self._refuse(400, msg)
 
     def _refuse(self, code: int, text: str) -> None:
-        """Send an error where no response has begun, and close the connection.
+        """Send an error unless a response has begun, and close the connection.
 
         What the client still sends is read and dropped for a moment: a connection that is closed with unread
         data is reset, and the client might not see the answer.
@@ -413,7 +396,7 @@ class _Connection(H11Protocol):
             self.transport.abort()
             return
         self._refused, body = True, bytes(refusal(code, text).body)
-        if self.cycle is not None:  # its request gets no other answer
+        if self.cycle is not None:  # so that the handler does not answer, too
             self.cycle.disconnected, self.cycle.waiting_for_100_continue = True, False
             self.cycle.message_event.set()
         headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
@@ -429,11 +412,7 @@ class _Connection(H11Protocol):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address.
-
-    Raises:
-        LaunchError: the address cannot be used.
-    """
+    """Return a socket bound to an address. Raises LaunchError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family)
@@ -445,21 +424,15 @@ def listen(host: str, port: int) -> socket.socket:
             else f"--host {host}: {error.strerror or error}; give an address of this machine"
         )
         raise LaunchError(text) from None
-    # Connections inherit it. Without it, the body of an answer waits 40 ms for the client's acknowledgement
-    # of the head. asyncio sets it only where a socket was made with its protocol.
+    # Connections inherit TCP_NODELAY. Without it, the body of an answer waits 40 ms for the acknowledgement
+    # of the head. asyncio sets it only on sockets made with an explicit TCP protocol.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def run_server(app: FastAPI, batcher: Batcher, listener: socket.socket) -> None:
-    """Answer requests until SIGTERM or Ctrl-C, then finish those under way for at most GRACE_SECONDS.
-
-    Args:
-        app: of `application`.
-        batcher: of the application.
-        listener: a bound socket.
-    """
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of what clients send
+    """Answer requests until SIGTERM or Ctrl-C, then finish those in progress for at most GRACE_SECONDS."""
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns about client input
     config = uvicorn.Config(
         app,
         http=_Connection,
@@ -481,11 +454,11 @@ async def _serve(server: uvicorn.Server, batcher: Batcher, listener: socket.sock
     finally:
         task.cancel()
         if isinstance(batcher.opened.network, OnnxNetwork):
-            batcher.opened.network.stop()  # this process ends when its threads have
+            batcher.opened.network.stop()  # the process cannot exit before its threads
 
 
 def open_batcher(recipe: Evaluate, opened: OpenClassifier, batch_size: int, wait: float) -> Batcher:
-    """Return a batcher whose network has computed once, so that the first request is not the slowest.
+    """Return a batcher that has computed once, so that the first request is not the slowest.
 
     On a CPU one thread decodes: more would take the cores that the network computes on.
     """

@@ -1,4 +1,4 @@
-"""Figures and numbers of what is inside a network: the paper's Section 4.5, Appendices D.4, D.7, D.8."""
+"""Figures and numbers of a network's internals: the paper's Section 4.5, Appendices D.4, D.7, D.8."""
 
 import re
 import sys
@@ -45,7 +45,7 @@ from vitctl.system.figures import NOT_INSTALLED, Heading, can_plot, save_figure
 from vitctl.system.files import write_text
 from vitctl.system.text import count_text, one_line
 
-_ATTENTION_BYTES = 2**27  # of one layer's weights, for all images of a batch
+_ATTENTION_BYTES = 2**27  # one layer's attention weights, for all images of a batch
 _MOST_IMAGES = 64  # in one forward pass
 
 Done = Callable[[int, int], None]
@@ -56,12 +56,10 @@ class Subject:
     """A network to inspect.
 
     Args:
-        name: of its weights, short, for titles.
-        found: its weights.
+        name: short name of its weights, for titles.
         model: in evaluation mode, on its device.
-        images: as it gets them, uint8 `[N, 3, S, S]`, where there are any.
-        chosen: which images these are.
-        seen: what they show.
+        images: pre-processed, uint8 `[N, 3, S, S]`, if there are any.
+        seen: what they show of the network.
         transform: their pre-processing, for the JSON.
     """
 
@@ -74,12 +72,10 @@ class Subject:
     transform: dict[str, Any] | None = None
 
     def heading(self, title: str, *facts: str) -> Heading:
-        """Over a picture: what it shows, then weights, network and more facts."""
         return Heading(title, "  ·  ".join((self.name, network_text(self.model), *facts)))
 
     @property
     def images_text(self) -> str:
-        """Return the number of images, and where they are from."""
         if self.chosen is None:
             return ""
         return f"{count_text(len(self.chosen), 'image')} of {self.chosen.text}"
@@ -93,7 +89,6 @@ def look(
     runtime: Runtime,
     done: Done,
 ) -> Subject:
-    """Return the network, and what the images show of it."""
     if chosen is None:
         model, _ = loaded_model(found, recipe.data.image_size, runtime.dtype)
         return Subject(name, found, on_device(model, runtime).eval())
@@ -117,7 +112,7 @@ def look(
 
 
 def _batch_size(model: Model, most: int) -> int:
-    """Return the number of images at a time, so that the weights of a layer fit into memory."""
+    """Return the number of images at a time for which one layer's attention weights fit into memory."""
     places = [
         (layer.prefix_tokens + layer.grid[0] * layer.grid[1]) ** 2 for layer, _ in attention_layers(model)
     ]
@@ -126,7 +121,6 @@ def _batch_size(model: Model, most: int) -> int:
 
 
 def network_text(model: Model) -> str:
-    """Return a network in a few words."""
     config = model.config
     if isinstance(config, ResNetConfig):
         units = sum(config.stage_depths)
@@ -168,14 +162,14 @@ def _name(path: str) -> str:
 
 
 def folder_name(name: str) -> str:
-    """Return a name for a folder: letters, digits and few signs."""
+    """Return a name that is safe for a folder: letters, digits, `-`, `.` and `_`."""
     return (
         "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name).strip("._")
         or "weights"
     )
 
 
-SHOWN_IMAGES, SHEET_IMAGES = 6, 128  # of rollout.png as in Figure 6, of rollout_sheet.png as in Figure 14
+SHOWN_IMAGES, SHEET_IMAGES = 6, 128  # in rollout.png as in Figure 6, in rollout_sheet.png as in Figure 14
 
 Drawn = tuple[str, dict[str, Any], dict[str, Any]]  # key numbers in words, numbers, figures by name
 
@@ -223,7 +217,7 @@ def _draw_positions(subject: Subject) -> Drawn:
 
 
 def _panels(subject: Subject) -> list[Panel]:
-    """Return the similarities of a network: of each table, or of relative offsets the mean over layers."""
+    """Return a panel per position table; relative offsets give one, the mean over layers."""
     assert isinstance(subject.model, VisionTransformer)
     config = subject.model.config
     tables = parameters.patch_positions(subject.model)
@@ -315,14 +309,13 @@ def _draw_rollout(subject: Subject) -> Drawn:
 
 
 def _caption(chosen: ChosenImages, number: int, prediction: str) -> str:
-    """Return the label, or the name of the file; below it the prediction."""
     label = chosen.labels[number]
     first = chosen.class_names[label] if label >= 0 else Path(chosen.names[number]).stem
     return "\n".join(map(one_line, [first, f"predicted: {prediction}"] if prediction else [first]))
 
 
 def _predictions(subject: Subject) -> list[str]:
-    """Return the most likely class of each image in words; empty without a head or without names."""
+    """Return each image's most likely class in words; empty strings without a head or class names."""
     assert subject.seen is not None
     names = distinct(subject.found.weights.meta.get("class_names") or ())
     logits = subject.seen.logits
@@ -340,7 +333,6 @@ DRAW: dict[str, Callable[[Subject], Drawn]] = {
 
 
 def _rounded(values: Tensor) -> Any:
-    """Nested lists of 6 digits after the point."""
     return values.double().cpu().round(decimals=6).tolist()
 
 
@@ -367,23 +359,21 @@ def inspect(
     seed: int = 0,
     done: Done = lambda _done, _total: None,
 ) -> list[Row]:
-    """Write FOLDER/inspect.json and a PNG and an SVG of each picture that the networks have.
+    """Write FOLDER/inspect.json, and a PNG and an SVG of each figure that the networks have.
 
-    With several weights each has its folder, and their position embeddings are also drawn side by
-    side.
+    Each of several weights gets a folder, and their position embeddings are also drawn side by side.
 
     Args:
-        recipe: [data] names the images where `images` does not, and their pre-processing, as for `evaluate`.
-        sources: weights, as weights.source takes them.
-        images: files, folders, patterns, shards, as for `predict`; with none and no data, only what needs no
-            images is shown.
-        folder: is made if it is missing.
-        num_images: the maximum number, chosen at random.
-        seed: of the choice.
-        done: called with images seen by a network and their number.
+        recipe: [data] gives the pre-processing as for `evaluate`, and the images if `images` does not.
+        sources: weights, as in weights.source.
+        images: files, folders, patterns, shards, as for `predict`. Without images and data, only figures that
+            need none are drawn.
+        folder: is created if missing.
+        num_images: maximum number of images, chosen at random by `seed`.
+        done: called with the number of images seen by a network, and the total.
 
     Returns:
-        a row for each picture, or for why there is none.
+        a row for each figure, or for the reason why there is none.
 
     Raises:
         LaunchError: matplotlib is not installed.
@@ -444,7 +434,6 @@ def _chosen_images(
 
 
 def _draw_all(subject: Subject, folder: Path) -> tuple[list[Row], dict[str, Any]]:
-    """Return every picture of one network, and its numbers."""
     config = subject.model.config
     reasons = missing_parts(config)
     if subject.seen is None:

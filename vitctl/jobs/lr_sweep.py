@@ -1,6 +1,4 @@
-"""Several trainings of one job, each in a folder of its own: hyperparameters of which the best is chosen, or
-seeds.
-"""
+"""Several trainings of one job, each in a folder: hyperparameters to choose the best of, or seeds."""
 
 import json
 import shutil
@@ -21,7 +19,7 @@ Scored = tuple[Score | None, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Trial:
-    """A value of a hyperparameter, or a seed, and its score."""
+    """A hyperparameter value, or a seed, and its score."""
 
     value: float
     score: Score
@@ -40,21 +38,14 @@ def run_trials(
     """Score every value, reading back those that an earlier process finished.
 
     Args:
-        values: to try, in this order.
         attempt: trains with a value in a folder, resuming from its checkpoint, and scores.
-        run_dir: gets WHERE/KNOB_VALUE/ for each; its checkpoints are deleted when it is finished, its result
-            is kept.
-        runtime: this process among its peers.
+        run_dir: gets WHERE/KNOB_VALUE/ for each; a finished one keeps its result, not its checkpoints.
         knob: name of the hyperparameter, e.g. "lr".
         must_match: digests of data and weights that a finished score must have.
-        where: folder of the folders.
-
-    Returns:
-        one score per value.
 
     Raises:
         CheckpointError: a folder holds the score of other data or weights.
-        Stopped: a signal came; finished scores are kept.
+        Stopped: a signal arrived; finished scores are kept.
 
     Paper: Appendix B.1.1
     """
@@ -78,19 +69,16 @@ def read_or_train(
     job: str,
     keep_checkpoints: bool = False,
 ) -> Score:
-    """Return the score in folder/result.json if an earlier process finished it, else that of `make`, which is
-    stored there.
+    """Return the score in folder/result.json if it is finished, else store and return that of `make`.
+
+    All processes call this. The checkpoints of a finished training are deleted, unless `keep_checkpoints`.
 
     Args:
-        folder: of one training; its checkpoints are deleted when it is finished, unless `keep_checkpoints`.
-        runtime: this process among its peers, all of which call this.
         must_match: what a finished score must share: digests of data and weights, settings.
         make: trains in the folder, resuming from its checkpoint; returns the score, which the main process
             knows, and more fields for the provenance.
-        job: of the result.
 
-    Raises:
-        CheckpointError: the folder holds a score of other data, weights or settings.
+    Raises CheckpointError if the folder holds a score of other data, weights or settings.
     """
     result = read_result(folder) if runtime.is_main else None
     done = result is not None and result.status == "done"
@@ -110,14 +98,12 @@ def read_or_train(
 
 
 def best(tried: Sequence[Trial]) -> Trial:
-    """Return the one with the highest score by evaluation.metric; the first of equals."""
+    """Return the trial with the highest score by evaluation.metric; the first of equals."""
     return max(tried, key=lambda one: one.score.deciding)
 
 
 def broadcast_score(score: Score | None, runtime: Runtime) -> Score:
-    """Return the score of the main process, on every process: after a resume of a finished run only that
-    one knows it.
-    """
+    """Return the main process's score on every process: the others do not know it after a resume."""
     return Score(**json.loads(runtime.broadcast(json.dumps(asdict(score or Score(0, 0))))))
 
 

@@ -1,4 +1,4 @@
-"""The cost of a run, planned without a GPU and without data."""
+"""Plan the cost of a run without a GPU and without data."""
 
 import math
 import threading
@@ -101,19 +101,17 @@ class TrainingPlan:
 
     Args:
         recipe: with its length and batch size.
-        config: its network, at the image size of the training; `teacher` that of a distillation.
-        data: place of the images, of which there are `num_images`, 0 where they could not be looked up.
-        steps: of the run.
-        micro_batch: the most images of a forward pass.
-        most: images of a step in the process with the most.
+        config: the network at the training's image size; `teacher` is the distillation teacher's.
+        data: where the images are; `num_images` is 0 if they could not be looked up.
+        micro_batch: maximum number of images in a forward pass.
+        most: images per step in the process with the most.
         memory: of a process, by kind, without its runtime.
-        read: bytes that a node reads in a step; 0 where the shards are not known.
-        device: the GPU of each process. Without one the run is for a CPU: everything fits, and no time is
-            known.
+        read: bytes that a node reads per step; 0 if the shards are unknown.
+        device: the GPU of each process; "" is a CPU, where everything fits and no time is known.
         expected: rate of a GPU, or why there is none and `MFU` is assumed.
-        fitting_micro_batch: the largest whose memory stays below nine tenths of the GPU, 0 when none does;
-            `largest_batch` the same for a step of more images.
-        ways: settings that make the run fit where it does not, each with its memory of a process.
+        fitting_micro_batch: the largest that fits 90 % of the GPU's memory, 0 if none does; `largest_batch`
+            is the same for a step of more images.
+        ways: settings that would make a run fit, each with its memory per process.
     """
 
     recipe: Pretrain | Finetune
@@ -136,40 +134,36 @@ class TrainingPlan:
 
     @property
     def epochs(self) -> float:
-        """Passes over the images; 0 where their number is not known."""
+        """Return the passes over the images; 0 if their number is unknown."""
         return self.seen / self.num_images if self.num_images else 0.0
 
     @property
     def seen(self) -> int:
-        """Images of all steps."""
         return self.steps * self.recipe.schedule.batch_size
 
     @property
     def trainings(self) -> int:
-        """Learning rates that are tried, and seeds."""
+        """Return the number of trainings: learning rates tried, and seeds."""
         if isinstance(self.recipe, Pretrain):
             return 1
         return len(self.recipe.sweep.lrs) + max(1, len(self.recipe.finetune.seeds))
 
     @property
     def parameters(self) -> int:
-        """All of the network."""
         return count_parameters(self.config)
 
     @property
     def trained_parameters(self) -> int:
-        """Those with a gradient."""
         return trained_parameters(self.recipe, self.config)
 
     @property
     def training_flops(self) -> int:
-        """As the paper counts them: every token in every block."""
+        """Return the FLOPs as the paper counts them: every token in every block."""
         flops = training_flops(self.config, self.seen, self._frozen, adapters=self._adapters)
         return flops + (2 * count_macs(self.teacher) * self.seen if self.teacher else 0)
 
     @property
     def computed_flops(self) -> int:
-        """As they are computed."""
         return self.seen * self._image_flops
 
     @property
@@ -186,12 +180,12 @@ class TrainingPlan:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of a process, without its runtime."""
+        """Return the memory of a process, without its runtime."""
         return sum(self.memory.values())
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Of a checkpoint: weights, their average, and what the optimizer keeps."""
+        """Return the size of a checkpoint: weights, their average, and optimizer state."""
         recipe, trained = self.recipe, self.trained_parameters
         averages = recipe.averaging.decay > 0
         kept = OPTIMIZERS[recipe.optimizer.name].slots + self._adapters * (1 + averages)
@@ -199,31 +193,29 @@ class TrainingPlan:
 
     @property
     def disk_bytes(self) -> int:
-        """Of all checkpoints that are kept."""
         kept = self.recipe.checkpoint
         return self.checkpoint_bytes * (kept.keep_last + kept.keep_best + 1)
 
     @property
     def copy_bytes(self) -> int:
-        """Copy of a checkpoint in the memory of the host: in process 0, of a sharded model in each."""
+        """Return the host memory for a checkpoint copy: in process 0, or in each one of a sharded model."""
         m = self.recipe.machine
         return self.checkpoint_bytes // m.shards(m.processes) if self.recipe.checkpoint.background else 0
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of process 0 on a CPU, where one memory holds all."""
+        """Return the memory of process 0 on a CPU, where one memory holds everything."""
         return RUNTIME_BYTES + self.memory_bytes + self.copy_bytes
 
     @property
     def mfu(self) -> float:
-        """Share of its peak that a GPU reaches."""
         if isinstance(self.expected, Estimate):
             return self.expected.mfu
         return MFU / (1 + computed_again(self.config, self.recipe))
 
     @property
     def step_seconds(self) -> float:
-        """Computation of the process with the most images, for which the others wait; 0 without a device."""
+        """Return the computing time of the process with the most images, the slowest; 0 without a device."""
         machine = self.recipe.machine
         if not self.device:
             return 0.0
@@ -232,12 +224,10 @@ class TrainingPlan:
 
     @property
     def run_seconds(self) -> float:
-        """Computation of the run."""
         return self.steps * self.step_seconds
 
     @property
     def curve(self) -> tuple[tuple[int, float], ...]:
-        """Some steps, and their learning rates."""
         last, rate = self.steps - 1, learning_rate(self.recipe, self.steps, self.num_images)
         points = {round(i * last / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)}
         points.add(min(warmup_of(self.recipe.schedule, self.num_images), last))
@@ -247,9 +237,7 @@ class TrainingPlan:
 def plan_loaded(
     loaded: Loaded, nodes: int = 1, device: str | None = None, multiple: int = 1
 ) -> tuple[Loaded, TrainingPlan]:
-    """Return a recipe that trains, with the values that depend on the number of images, and its cost from
-    `plan_training`.
-    """
+    """Return a training recipe with the values that depend on the number of images, and its plan."""
     assert isinstance(loaded.recipe, Pretrain | Finetune)
     size = _size(loaded.recipe)
     loaded = fit_schedule(loaded, size.num_images) if needs_num_images(loaded.recipe) else loaded
@@ -264,17 +252,16 @@ def plan_training(
     device: str | None = None,
     multiple: int = 1,
 ) -> TrainingPlan:
-    """Return the cost of `recipe`, from the data if it is there, else from the known size of the data set.
+    """Return the cost of `recipe`, from the data if it is present, else from the known size of the data set.
 
     Nothing is downloaded; a remote index has a timeout of a few seconds.
 
     Args:
-        recipe: that trains.
-        size: of its training split; None: it is looked up.
-        nodes: machines that the processes are spread over.
-        device: the GPU of each process, a row of `roofline.GPUS`; None: `GPU`, or none with
-            machine.device = 'cpu'.
-        multiple: the number of processes can only be a multiple of this.
+        size: of the training split; None: it is looked up.
+        nodes: number of machines.
+        device: the GPU of each process, a row of `roofline.GPUS`; None: `GPU`, or no GPU with machine.device
+            = 'cpu'.
+        multiple: the number of processes must be a multiple of this.
 
     Raises:
         RecipeError: the length depends on data that cannot be read.
@@ -324,7 +311,6 @@ def plan_training(
 
 
 def _networks(recipe: Pretrain | Finetune, size: "_Size") -> tuple[Config, Config | None, list[str]]:
-    """Return the network of a training, its teacher's, and notes on both and on the data."""
     notes = list(size.notes)
     if size.source is not None and (uneven := corrected(recipe, size.source)):
         notes.append(uneven.note)
@@ -355,27 +341,26 @@ def _networks(recipe: Pretrain | Finetune, size: "_Size") -> tuple[Config, Confi
 
 
 def _of_weights(recipe: "WeightsRecipe", found: StoredNetwork) -> list[str]:
-    """Return notes on stored weights: their place, licence, and what a job will warn of."""
+    """Return notes on stored weights: their place with the licence, and what a job will warn about."""
     licence = found.meta.get("licence", "")
     place = found.path + (f"; licence: {licence}" if licence else "")
     told = {"assumed", "licence", "remarks", "unsupported"} & found.meta.keys()
     wanted = recipe.weights
     if not (told or wanted.preprocess or wanted.mean or wanted.std or wanted.gelu or wanted.norm_eps):
         return [place]
-    from vitctl.jobs.inputs.weights import planned_weights  # imports torch, as reading such a file did
+    from vitctl.jobs.inputs.weights import planned_weights  # imports torch; so did reading such a file
 
     return [place, *planned_weights(recipe, *found[:2], found.meta).warnings]
 
 
 def _with(recipe: Pretrain | Finetune, **values: Any) -> Pretrain | Finetune:
-    """Return a recipe with other values of [machine]."""
     return recipe.model_copy(update={"machine": recipe.machine.model_copy(update=values)})
 
 
 def _ways(
     config: Config, recipe: Pretrain | Finetune, teacher: Config | None, device: str, multiple: int
 ) -> list[tuple[str, int]]:
-    """Settings that make a run fit such GPUs, least change first, and the memory of a process then."""
+    """Return settings that make a run fit such GPUs, smallest change first, with the memory per process."""
     batch, m = recipe.schedule.batch_size, recipe.machine
     memory = Memory.of(config, recipe, teacher, device)
     fitting = memory.fitting()
@@ -407,19 +392,14 @@ def _ways(
 
 
 def _shares(batch: int, recipe: Pretrain | Finetune, multiple: int) -> list[int]:
-    """Return the numbers of processes that have equal shares of a batch, or if none has, all: from the
-    recipe's on, multiples of `multiple`.
-    """
+    """Return the process counts, multiples from the recipe's up, that divide the batch evenly, or all."""
     step = math.lcm(multiple, recipe.machine.sharding_replicas)
     counts = [n for n in range(step, batch + 1, step) if n >= recipe.machine.processes]
     return [n for n in counts if not batch % n] or counts
 
 
 class _Size(NamedTuple):
-    """Numbers of images and classes, their place, and notes; 0 images where the number is unknown.
-
-    `source` holds the images where they were opened, `image_bytes` the bytes of one in its shard.
-    """
+    """The size of a split, 0 images if unknown; `image_bytes` is the mean size of an image in its shard."""
 
     num_images: int
     num_classes: int
@@ -430,9 +410,7 @@ class _Size(NamedTuple):
 
 
 def _size(recipe: Pretrain | Finetune) -> _Size:
-    """Return the size of the training split, which must be known where the length of the run follows from
-    it.
-    """
+    """Return the size of the training split, which must be known if the run's length depends on it."""
     s = recipe.schedule
     needed = not s.total_steps or bool(s.warmup_epochs) or needs_num_images(recipe)
     size = _looked_up(recipe.data, recipe.data.train_split, needed=needed)
@@ -442,7 +420,7 @@ def _size(recipe: Pretrain | Finetune) -> _Size:
 
 
 def _looked_up(data: Place, split: str, *, needed: bool) -> _Size:
-    """Return the size of a split; an address that does not answer is an error where the size is needed."""
+    """Return the size of a split. If `needed`, an address that does not answer is an error."""
     parts = data.mixture if isinstance(data, TrainImages) else ()
     if not any(is_remote(place) for place in (data.path, *(part.path for part in parts))):
         return _counted(data, split)
@@ -465,14 +443,11 @@ class ScoringPlan:
     """The cost of a job that scores weights.
 
     Args:
-        weights: their path or address.
-        config: the network, at the image size of the job.
-        notes: on weights and data.
-        images: what passes through it, and how many images; 0 where the number is unknown.
-        drawn: few-shot data sets, and how many images a seed draws at most.
-        trainings, steps: how often it is fine-tuned first, and for how many steps in all, of `batch_size`
-            images; 0: not at all.
-        num_classes: of the data set of a probe with the most; 0 where it is unknown.
+        images: what passes through the network, and how many images; 0 if unknown.
+        drawn: few-shot data sets, and the maximum number of images that a seed draws.
+        trainings, steps: number of fine-tunings that come first, and their steps in total, of `batch_size`
+            images.
+        num_classes: the most classes of a probe's data sets; 0 if unknown.
     """
 
     weights: str
@@ -487,28 +462,23 @@ class ScoringPlan:
 
     @property
     def num_images(self) -> int:
-        """All whose number is known."""
         return sum(number for _, number in self.images)
 
     @property
     def flops(self) -> int:
-        """Of everything whose number of images is known."""
         trained = training_flops(self.config, self.steps * self.batch_size)
         return 2 * count_macs(self.config) * self.num_images + trained
 
     @property
     def feature_bytes(self) -> int:
-        """Representations of all images, float32."""
+        """Return the size of all representations in float32."""
         return 4 * self.config.feature_size * self.num_images
 
 
 def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
-    """Return the cost of `recipe`, from the data if it is there, else from the known sizes of data sets.
+    """Return the cost of `recipe`, from the data if present, else from the data sets' known sizes.
 
-    Nothing is downloaded; a remote index has a timeout of a few seconds.
-
-    Raises:
-        VitctlError: the data is unknown, or the weights are not here, and their model is not named.
+    Nothing is downloaded; a remote index has a timeout of a few seconds. Raises VitctlError.
     """
     wanted = recipe.weights
     found = find_network(
@@ -597,14 +567,12 @@ def call_with_timeout(seconds: float, call: Callable[[], T]) -> T | str:
 
 
 def _planned_split(data: Place, split: str) -> Source:
-    """Return a split of photographs or shards."""
     if is_photographs(data.path):
         return select(split, planned_splits(data.path), data.path, data.group_by)
     return open_recipe_split(data, split, None)
 
 
 def _group_notes(data: Place, split: str, source: Source) -> list[str]:
-    """Return a note on the groups of images on each side of the split, if data.group_by makes some."""
     sides = {split: source}
     if data.group_by and isinstance(data, TrainImages) and data.eval_split and not data.mixture:
         sides[data.eval_split] = _planned_split(data, data.eval_split)
@@ -624,7 +592,7 @@ def _counted(data: Place, split: str) -> _Size:
     place = data.path or (str(Path(data.root) / find_data_set(data.dataset).name) if data.dataset else "")
     parts = trained.mixture if trained else ()
     if parts or (place and locate_splits(place, split, makes_index=bool(data.path))):
-        # The names of remote images, which decide what a range holds, are in shards that are not read here.
+        # The names of remote images decide what a range holds, but they are in shards that are not read here.
         counted = any(is_remote(at) for at in (place, *(part.path for part in parts)))
         if trained:
             source = open_train(trained, None, counted_only=counted)

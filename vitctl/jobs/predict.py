@@ -1,6 +1,4 @@
-"""Predicting the classes of images that have no labels, and their features; `load_classifier` does the same
-in Python.
-"""
+"""Predict the classes and features of unlabelled images; `load_classifier` does the same in Python."""
 
 import json
 import os
@@ -47,13 +45,12 @@ GivenImage = str | Path | Image.Image | NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What was predicted for an image.
+    """The prediction for one image.
 
     Args:
         name: its path, its address, or its key in a shard.
-        classes: names and probabilities, the most likely first.
-        error: why it cannot be used; "" where it can.
-        is_right: whether the most likely class is that of its label or its folder; None if neither is known.
+        error: why the image cannot be used; "" if it can.
+        is_right: whether the most likely class matches the label or the folder; None if neither is known.
     """
 
     name: str
@@ -78,20 +75,18 @@ def predict(
     features: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[list[Prediction]]:
-    """Yield the most likely classes of images, by the weights, pre-processing and forward pass of `vitctl
-    evaluate`.
+    """Yield the most likely classes of images, computed as `vitctl evaluate` computes them.
 
     Args:
         recipe: checked; its data names no images.
         sources: the images, see `find_images`.
-        top: most classes of an image.
-        threshold: lowest probability that is given, 0 to 1.
-        features: a file for the features of all images, see `Embeddings`; weights without a head are allowed
-            then.
-        note: told in lines which weights these are, and of warnings.
+        top: maximum number of classes per image.
+        threshold: lowest probability to include, 0 to 1.
+        features: file for the features of all images, see `Embeddings`; allows weights without a head.
+        note: called with lines that name the weights, and with warnings.
 
     Yields:
-        the predictions of a batch, in order, as soon as they are there.
+        the predictions of each batch, in order, as soon as they are computed.
 
     Raises:
         CheckpointError: there are no such weights, or they do not predict classes.
@@ -133,22 +128,19 @@ def predict(
 
 
 def _right(logits: Tensor, labels: np.ndarray) -> list[bool | None]:
-    """Return whether the most likely class of each image is right, None of those without a label."""
+    """Return whether each image's most likely class is right; None for images without a label."""
     hits = correct_predictions(most_likely(logits, 1).numpy(), labels)[:, 0]
     known = labels.max(axis=1) >= 0
     return [bool(hit) if is_known else None for hit, is_known in zip(hits, known, strict=True)]
 
 
 def known_classes(source: Source, class_names: Sequence[str]) -> np.ndarray:
-    """Return the true classes of images, int64 `[N, L]`, padded with -1, which also stands for unknown ones.
+    """Return the true classes of images, int64 `[N, L]`, padded with -1; an unknown class is -1, too.
 
-    Shards of the classifier's classes, or of some of them, have labels. The class of an image in a tree is
-    that of `arrange`, as `vitctl evaluate` takes it. That of a file named by itself is the name of its
-    folder, unless a folder further up is named like another class.
-
-    Args:
-        source: the images.
-        class_names: of the classifier, in the order of its logits.
+    Shards have labels if their classes are among the classifier's. An image in a folder tree has the class
+    that `arrange` gives it, as in `vitctl evaluate`. A file given by name has the class its folder is named
+    after, unless a folder further up is named after another class. `class_names` are in the order of the
+    logits.
     """
     if isinstance(source, ImageFiles):
         numbers = {name: number for number, name in enumerate(class_names)}
@@ -165,7 +157,6 @@ def known_classes(source: Source, class_names: Sequence[str]) -> np.ndarray:
 
 
 def _format_of(path: Path) -> str:
-    """Return the format that a .safetensors file says it has; "" of any other file."""
     try:
         with safe_open(path, framework="pt") as file:
             return str((file.metadata() or {}).get("format", ""))
@@ -174,15 +165,11 @@ def _format_of(path: Path) -> str:
 
 
 class Embeddings:
-    """The features of images, written as one safetensors file when all are there.
+    """The features of images, written as one safetensors file when all are computed.
 
     The file holds `features` float32 [N, R]; `sha256` uint8 [N, 32], the digests of the encoded images; and
-    `names` uint8, the names in UTF-8, each but the last followed by a NUL byte. Images that cannot be used
-    are not in it.
-
-    Args:
-        path: of the file.
-        most: how many images there are at most.
+    `names` uint8, the names in UTF-8, separated by NUL bytes. Unusable images are left out; `most` is the
+    maximum number.
     """
 
     def __init__(self, path: Path, most: int) -> None:
@@ -211,7 +198,6 @@ class Embeddings:
         self._digests = torch.empty(most, _DIGEST_BYTES, dtype=torch.uint8)
 
     def add(self, answers: Answers) -> None:
-        """Add the rows of a batch."""
         assert answers.features is not None
         if not self._features.numel():
             self._features = torch.empty(self._most, answers.features.shape[1])
@@ -223,11 +209,7 @@ class Embeddings:
                 self._names.append(name.encode("utf-8", "surrogateescape"))
 
     def write(self, opened: OpenClassifier) -> None:
-        """Write the file atomically. Writes nothing if there are no images.
-
-        Raises:
-            DataError: none of the images can be used.
-        """
+        """Write the file atomically. Raises DataError if none of the images can be used."""
         count = len(self._names)
         if not count:
             raise DataError(self.path, "not written, because none of the images can be used")
@@ -252,14 +234,12 @@ class Classifier:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What `vitctl predict` warns of with these weights, a line each."""
+        """Return the warnings of `vitctl predict` for these weights, one per line."""
         return self._opened.warnings
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """In the order of the logits; empty where the weights do not name them, and classes are called by
-        their numbers.
-        """
+        """Return the names in the order of the logits; empty if the weights have none."""
         return self._opened.class_names
 
     @overload
@@ -269,12 +249,11 @@ class Classifier:
     def __call__(self, images: Sequence[GivenImage]) -> list[Ranking]: ...
 
     def __call__(self, images: GivenImage | Sequence[GivenImage]) -> Ranking | list[Ranking]:
-        """The most likely classes of an image, or of each of several: (name, probability), the most likely
-        first.
+        """Return the most likely classes as (name, probability), the most likely first: one list per image.
 
         Args:
-            images: paths or addresses of files, images as Pillow opens them, of any size and mode, or arrays,
-                uint8 `[H, W, 3]`. Photographs are turned upright as the weights say.
+            images: one image or several: a path or address, a Pillow image of any size and mode, or a uint8
+                array `[H, W, 3]`. Photographs are rotated upright if the weights say so.
 
         Raises:
             VitctlError: an image cannot be decoded, or the weights have no head.
@@ -284,17 +263,14 @@ class Classifier:
 
     @explaining()
     def logits(self, images: GivenImage | Sequence[GivenImage]) -> Tensor:
-        """The logits `[N, K]` of an image (N is 1) or of several, on the CPU. Raises as a call does."""
+        """Return the logits `[N, K]` on the CPU; N is 1 for a single image. Raises as a call does."""
         if not self._opened.network.has_head:
             raise no_head(self._opened.path)
         return torch.cat([_told(outputs.logits) for outputs in self._outputs(images, with_features=False)])
 
     @explaining()
     def features(self, images: GivenImage | Sequence[GivenImage]) -> Tensor:
-        """The input of the classification layer, float32 `[N, R]`, of an image or of several, on the CPU.
-
-        Raises as a call does.
-        """
+        """Return the classification layer's input, float32 `[N, R]`, on the CPU. Raises as a call does."""
         if not self._opened.network.has_features:
             raise CheckpointError(
                 self._opened.path, "has no features output", "use the run that it was exported from"
@@ -315,13 +291,12 @@ class Classifier:
             ]
             shown = torch.stack(batch).contiguous(
                 memory_format=torch.channels_last
-            )  # as the loader makes them
+            )  # the loader's memory format
             outputs = self._opened.network(shown, with_features=with_features)
             check_finite(outputs)
             yield outputs
 
     def _shown(self, images: Sequence[GivenImage], number: int) -> Tensor:
-        """Return an image as the network is shown it."""
         transform, image = self._opened.transform, images[number]
         upright = transform.exif_orientation
         try:
@@ -336,7 +311,7 @@ class Classifier:
 
 
 def _is_one(images: Any) -> bool:
-    """Return whether it is a single image, or something that is not a list of images either."""
+    """Return whether it is a single image, or anything else that is not a list of images."""
     if isinstance(images, np.ndarray | Tensor):
         return images.ndim < 4
     return isinstance(images, str | bytes | Path | Image.Image) or not isinstance(images, Iterable)
@@ -358,11 +333,7 @@ def _told(tensor: Tensor | None) -> Tensor:
 
 
 def check_counts(**counts: int) -> None:
-    """Refuse arguments that should be whole numbers above 0.
-
-    Raises:
-        RecipeError: the first that is not; it is named.
-    """
+    """Raise RecipeError, naming the first argument that is not a whole number above 0."""
     for name, count in counts.items():
         if not isinstance(count, Integral) or count < 1:
             raise RecipeError(f"{name} = {count!r}", "should be a whole number, at least 1")
@@ -380,11 +351,9 @@ def load_classifier(
     top: int = 5,
     batch_size: int = 32,
 ) -> Classifier:
-    """A trained classifier with its own pre-processing and class names, as a function of images: paths, PIL
-    images, or uint8 NumPy arrays `[H, W, 3]`.
+    """Load a trained classifier with its pre-processing and class names, to be called with images.
 
-    Its answers are those of `vitctl predict`, but for damaged images that Pillow has decoded before they come
-    here.
+    It answers as `vitctl predict` does, except for damaged images that Pillow has already decoded.
 
     Example:
         from vitctl import load_classifier
@@ -393,32 +362,31 @@ def load_classifier(
         classify = load_classifier("runs/mine")
         for name, probability in classify(Image.open("photo.jpg")):
             print(f"{probability:.1%} {name}")
-        both = classify(["photo.jpg", Image.new("RGB", (640, 480))])  # a list for each; paths, arrays too
+        both = classify(["photo.jpg", Image.new("RGB", (640, 480))])  # one list per image
         logits = classify.logits("photo.jpg")
         features = classify.features(Image.open("photo.jpg"))
 
     Args:
-        source: a run, a checkpoint, a weights file of any known program, its address, or a .onnx file of
-            `vitctl export`.
-        weights: of a run: "last", "best", a step; "ema" or "model": averaged or not. "" is what `vitctl
-            evaluate` takes.
-        model: name of the model, as "B/16", for what the shapes of a foreign file cannot tell.
-        image_size: width and height in pixels that the network is shown, other than the stored one; 0 keeps
-            it.
-        device: "auto" (a GPU where there is one), "cpu" or "cuda".
-        precision: "auto" (bf16 where the device is fast at it), "bf16", "float32", "tf32" or "float64".
-        top: most classes of an image.
-        batch_size: most images in one forward pass.
+        source: a run, a checkpoint, a weights file of any known program, its address, or a .onnx file written
+            by `vitctl export`.
+        weights: for a run: "last", "best" or a step; "ema" or "model" selects averaged weights or not. ""
+            chooses as `vitctl evaluate` does.
+        model: model name, e.g. "B/16", for what the shapes in a foreign file cannot tell.
+        image_size: input width and height in pixels; 0 keeps the stored size.
+        device: "auto" (a GPU if there is one), "cpu" or "cuda".
+        precision: "auto" (bf16 if the device is fast at it), "bf16", "float32", "tf32" or "float64".
+        top: maximum number of classes per image.
+        batch_size: maximum number of images in one forward pass.
 
     Returns:
-        a function: an image to a list of (class name, probability), the most likely first; a list of images
-            to a list of such lists.
-        `class_names`; `warnings`, what to know of the weights, also given to Python's warnings;
-        `logits(images)`, `[N, K]`; `features(images)`, the input of the classification layer, `[N, R]`.
+        a callable: an image (path, PIL image or uint8 NumPy array `[H, W, 3]`) to a list of (class name,
+        probability), the most likely first; a list of images to a list of such lists.
+        Its `class_names`; `warnings` about the weights, also issued as Python warnings; `logits(images)`,
+        `[N, K]`; and `features(images)`, the input of the classification layer, `[N, R]`.
 
     Raises:
-        VitctlError: there are no such weights, they are damaged, they do not tell their pre-processing, or a
-            value makes no sense.
+        VitctlError: the weights do not exist, are damaged or lack their pre-processing, or a value is
+            invalid.
 
     Paper: Section 3.1
     """
@@ -435,5 +403,5 @@ def load_classifier(
     assert isinstance(recipe, Evaluate)
     opened = open_classifier(recipe, needs_head=False)
     for text in opened.warnings:
-        python_warnings.warn(text, stacklevel=3)  # of the caller, above `explaining`
+        python_warnings.warn(text, stacklevel=3)  # the caller's line, above `explaining`
     return Classifier(opened, top, batch_size)

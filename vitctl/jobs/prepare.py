@@ -1,6 +1,4 @@
-"""Prepare a known data set: download it where that is allowed, process its images where the set requires it,
-write shards.
-"""
+"""Prepare a known data set: download it where that is allowed, process its images if needed, write shards."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +22,7 @@ from vitctl.models.weights.download import fetch
 
 _DOWNLOADS = ".downloads"
 
-# (what is being done, done, total); total is 0 where it is unknown.
+# (activity, done, total); total is 0 if unknown.
 Progress = Callable[[str, int, int], None]
 Fetch = Callable[..., Path]
 
@@ -40,23 +38,23 @@ def prepare_data_set(
     progress: Progress = lambda _what, _done, _total: None,
     get: Fetch = fetch,
 ) -> dict[str, int]:
-    """Write the shards of a known data set to ROOT/NAME; splits that are there already are not changed.
+    """Write the shards of a known data set to ROOT/NAME. Existing splits are left unchanged.
 
-    Images that are processed, such as those of Retinopathy, are processed once: the shards hold the result.
+    Images that need processing, such as those of Retinopathy, are processed once: the shards hold the result.
 
     Args:
         name: a name or an alias.
         root: folder of known data sets; downloaded originals go to ROOT/originals/NAME.
         source: folder of the original files; or one in the community's VTAB-1k layout, or with Hugging Face's
             parquet files, which the index then records.
-        download: download missing originals, where that needs no account.
+        download: download missing originals that need no account.
         allow_partial: write splits that lack some of their images; the index then records it.
         workers: processes that write and process images; 0: this one.
         progress: called while files are downloaded and images written.
         get: function that downloads a file.
 
     Returns:
-        images of every split.
+        the number of images of every split.
 
     Raises:
         DataError: files are missing; the message says what to do by hand.
@@ -76,10 +74,7 @@ def prepare_data_set(
 
 
 def prepare_real(root: Path, progress: Progress, get: Fetch = fetch) -> Path:
-    """Download the ReaL labels of ImageNet to where `evaluate --labels real` finds them.
-
-    Returns their path.
-    """
+    """Download ImageNet's ReaL labels to the path that `evaluate --labels real` reads. Return the path."""
     place = root / REAL_PLACE
     if not place.exists():
         _fetch(Archive(REAL_URL, f"sha256:{REAL_SHA256}", packed=True), root, place.parent, progress, get)
@@ -87,7 +82,7 @@ def prepare_real(root: Path, progress: Progress, get: Fetch = fetch) -> Path:
 
 
 def is_present(task: VtabTask, root: Path, source: Path | None) -> bool:
-    """Return whether a task can be made without a download: its shards or its original files are there."""
+    """Return whether a task's shards or original files are present, so that it needs no download."""
     row = find_data_set(task.data_set)
     places = [source / task.community] if source else [root / row.name, originals_of(row, root)]
     return any(place.is_dir() and any(place.iterdir()) for place in places)
@@ -103,10 +98,7 @@ def _sizes(out: Path) -> dict[str, int]:
 
 
 def _download(row: DataSet, root: Path, folder: Path, progress: Progress, get: Fetch) -> None:
-    """Download and unpack what is missing.
-
-    For a set that cannot be downloaded the reader raises an error with instructions.
-    """
+    """Download and unpack what is missing; if a set cannot be downloaded, its reader says what to do."""
     for archive in row.downloads:
         if is_unpacked(archive, folder):
             continue
@@ -152,10 +144,7 @@ def _open(row: DataSet, folder: Path, *, allow_partial: bool) -> dict[str, Origi
 def _checked(
     row: DataSet, splits: dict[str, Originals], folder: Path, *, allow_partial: bool
 ) -> dict[str, Originals]:
-    """Check classes and number of images of parquet files.
-
-    Their sample keys may differ from the originals'.
-    """
+    """Check classes and number of images of parquet files; keys may differ from the originals'."""
     kept = {split: originals for split, originals in splits.items() if split in row.sizes}
     wrong = [
         f"{split} has {len(o.items):,} images of {len(o.class_names):,} classes, should have "

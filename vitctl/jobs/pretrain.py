@@ -38,9 +38,9 @@ Scores = dict[int, list[float]]
 
 
 def make_probe(recipe: Pretrain, one: FewshotSet, run: RunContext) -> Callable[[Model], Scores]:
-    """Return a function from the network to shots -> accuracy of each seed, empty except on the main process.
+    """Return a function from the network to shots -> accuracy of each seed, empty off the main process.
 
-    It uses none of the random generators of training, and does not change the network.
+    It uses none of the training's random generators, and does not change the network.
 
     Paper: Section 4.1: few-shot accuracies for fast on-the-fly evaluation
     """
@@ -80,14 +80,14 @@ def pretrain(
     """Train [model] on data.train_split, resuming from run_dir's newest checkpoint.
 
     Args:
-        run_dir: gets checkpoints, log.jsonl and, by the caller, result.json.
-        act: done with the prepared training instead of it, see `RunContext`.
+        run_dir: gets checkpoints and log.jsonl; the caller writes result.json.
+        act: called with the prepared training instead of `fit`, see `RunContext`.
 
     Returns:
         accuracy on data.eval_split, and its provenance.
 
     Raises:
-        Stopped: a signal came; the state is saved.
+        Stopped: a signal arrived; the state is saved.
 
     Paper: Section 4.1, Appendix B.1, Table 3
     """
@@ -101,13 +101,13 @@ def pretrain(
 
     config = recipe.network(len(train_on.class_names))
     run.journal.say("warning", *unseen_pixels(config))
-    is_whole = not recipe.machine.divides_model  # else each process draws its part
+    is_whole = not recipe.machine.divides_model  # otherwise each process initialises its part
     model = build(config, seed=recipe.seed, dtype=run.runtime.dtype, device="cpu" if is_whole else "meta")
     model = on_device(model, run.runtime) if is_whole else model
 
     objective: Callable[..., Tensor] | None = None
     if isinstance(config, MaskedPatchConfig):
-        score_on = None  # there are no classes to score
+        score_on = None  # no classes to score
         rate = recipe.masked_patch.corrupted  # Appendix B.1.2
         objective = partial(predict_masked_patches, config=config, rate=rate, seed=recipe.seed)
     colours = {"mean": recipe.data.mean, "std": recipe.data.std}

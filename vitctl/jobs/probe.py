@@ -1,6 +1,4 @@
-"""Frozen representations of all training images, measured by nearest neighbours, logistic
-regression or linear layers by SGD.
-"""
+"""Score frozen representations of all training images by nearest neighbours, logistic regression or SGD."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -52,15 +50,15 @@ def probe(
 ) -> RunResult:
     """Score frozen representations by probe.method, for every data set.
 
-    Images are shown in scoring pre-processing. All processes extract representations and look for neighbours,
-    each among its share of the training images. The main process alone holds all, and solves the layers.
+    Images get the scoring pre-processing. Each process extracts representations and searches for neighbours
+    in its share of the training images. Only the main process holds all of them and solves the layers.
 
     Returns:
-        accuracy per head, the mean over data sets; and of each data set.
+        accuracy per head, the mean over data sets; and for each data set.
 
     Raises:
-        DataError: the splits have other classes, or there are fewer training images than neighbours.
-        Stopped: a signal came to any process; finished passes over the data are kept.
+        DataError: the splits have different classes, or there are fewer training images than neighbours.
+        Stopped: a signal reached any process; finished passes over the data are kept.
     """
     frozen = open_frozen(recipe, run_dir, report, stop, inputs)
     run, runtime = frozen.run, frozen.run.runtime
@@ -78,7 +76,7 @@ def probe(
             files[name] = str(keep(run_dir / tensors_file(name), frozen, one, layer, read.config))
         scored = rows.get(one.name, {})
         best = max((row["accuracy"] for row in scored.values()), default=0.0)
-        known = Comparison(recipe.known, 0, recipe.known.length, one.num_classes)  # of the best head
+        known = Comparison(recipe.known, 0, recipe.known.length, one.num_classes)  # for the best head
         for head, row in scored.items():
             said = {"data_set": one.name, "head": head, "accuracy": row["accuracy"], "chosen": _chosen(row)}
             beside = known.of(0, accuracy=best) if row["accuracy"] == best else {}
@@ -101,7 +99,7 @@ def probe(
         "logistic": {"hold_out": p.hold_out, "hold_out_seed": recipe.seed, "c": list(C_GRID)},
         "linear": {"hold_out": p.hold_out, "hold_out_seed": recipe.seed, "float64": p.float64}
         | {"lrs": list(p.lrs), "steps": p.steps, "batch_size": p.batch_size, "momentum": p.momentum}
-        | {"refitted": True}  # earlier releases kept a layer that had not seen the held-out images
+        | {"refitted": True}  # the layer of earlier releases had not seen the held-out images
         | {"heads": [head.name for head in heads_of(frozen.model.config, p.blocks)]},
     }
     used = frozen.used | WHOLE | {"method": p.method} | by_method[p.method]
@@ -109,9 +107,7 @@ def probe(
 
 
 class Head(NamedTuple):
-    """The input of a linear layer: a name, the features that it reads, and the configuration of the network
-    whose classification layer reads them.
-    """
+    """The input of a linear layer: a name, its slice of the features, and the network's configuration."""
 
     name: str
     features: slice
@@ -119,7 +115,7 @@ class Head(NamedTuple):
 
 
 def heads_of(config: Config, blocks: Sequence[int]) -> list[Head]:
-    """Return the inputs that layers on a network `with_blocks` read, in the order of DINOv2's."""
+    """Return the layer inputs of a network `with_blocks`, in DINOv2's order."""
     if not blocks or not isinstance(config, ViTConfig) or config.classifier != "token_patches":
         return [Head("classifier input", slice(None), config)]
     heads, most, width = [], config.token_blocks, config.hidden_size
@@ -133,8 +129,9 @@ def heads_of(config: Config, blocks: Sequence[int]) -> list[Head]:
 
 
 def probe_bytes(recipe: Probe, plan: ScoringPlan) -> tuple[int, int]:
-    """Return the planned memory of a method on the main process, beside the representations, and on each of
-    the others; of `logistic` and `linear` with the copies of fitted and held-out images.
+    """Return a method's planned memory besides the representations, on the main and on each other process.
+
+    For `logistic` and `linear` it includes the copies of fitted and held-out images.
     """
     p, dtype, config = recipe.probe, torch.float64 if recipe.probe.float64 else torch.float32, plan.config
     widths = sum(len(range(config.feature_size)[head.features]) for head in heads_of(config, p.blocks))
@@ -153,7 +150,7 @@ def probe_bytes(recipe: Probe, plan: ScoringPlan) -> tuple[int, int]:
 def _neighbours(
     recipe: Probe, one: FewshotSet, features: tuple[Tensor, Tensor] | None, frozen: Frozen
 ) -> dict[str, Any]:
-    """Return the scores by number of neighbours, on the main process."""
+    """Return the scores by number of neighbours; empty off the main process."""
     p, runtime = recipe.probe, frozen.run.runtime
     dtype, width = torch.float64 if p.float64 else torch.float32, frozen.model.config.feature_size
     train, test = features or (torch.empty(len(s), width, device="meta") for s in (one.train, one.test))
@@ -168,21 +165,21 @@ def _neighbours(
 def _regression(
     recipe: Probe, one: FewshotSet, train: Tensor, frozen: Frozen
 ) -> tuple[Head, Tensor, dict[str, Any]] | None:
-    """Return the layer, [R + 1, K], under its input, and how it was chosen; None after a signal."""
+    """Return the layer, [R + 1, K], its input, and how it was chosen; None after a signal."""
     labels, many = torch.from_numpy(one.train.labels()), one.num_classes
     held = held_out(one.train.labels(), recipe.probe.hold_out, recipe.seed)
     best, chosen, fitted, left = -1, 0.0, train[~held], train[held]
     layer: Tensor | None = None
     for number, c in enumerate(C_GRID, 1):
-        if frozen.run.stop.raised:  # all processes stop together after this
+        if frozen.run.stop.raised:  # all processes stop together afterwards
             return None
         text = f"logistic regression, C = {c:.3g}, {number} of {len(C_GRID)}"
         frozen.run.journal.show_progress(at_once=number == 1, text=text)
         layer = logistic(fitted, labels[~held], c, num_classes=many, start=layer, rough=True)
         right = int((predicted(left, layer) == labels[held]).sum())
-        if right > best:  # of equal ones the lower C
+        if right > best:  # ties keep the lower C
             best, chosen = right, c
-        if best == held.sum():  # no other is better
+        if best == held.sum():  # perfect
             break
     frozen.run.journal.show_progress(
         at_once=True, text=f"logistic regression on all images, C = {chosen:.3g}"
@@ -195,9 +192,7 @@ def _regression(
 def _linear(
     recipe: Probe, one: FewshotSet, train: Tensor, frozen: Frozen
 ) -> tuple[Head, Tensor, dict[str, Any]] | None:
-    """Return a layer trained on all images, [R + 1, K], under its input, and how these were chosen; None
-    after a signal.
-    """
+    """Return a layer trained on all images, [R + 1, K], its input and how both were chosen."""
     p, labels, run = recipe.probe, torch.from_numpy(one.train.labels()), frozen.run
     heads = heads_of(frozen.model.config, p.blocks)
     held = held_out(one.train.labels(), p.hold_out, recipe.seed)
@@ -227,7 +222,7 @@ def _linear(
         [float((predicted(left[:, head.features], layer) == answers).double().mean()) for layer in of_head]
         for head, of_head in zip(heads, layers, strict=True)
     ]
-    # Of equal ones the earlier head, then the lower rate.
+    # Ties go to the earlier head, then to the lower rate.
     at = max(
         itertools.product(range(len(heads)), range(len(p.lrs))),
         key=lambda at: (shares[at[0]][at[1]], -at[0], -p.lrs[at[1]]),
@@ -248,7 +243,6 @@ def _linear(
 
 
 def _chosen(row: Mapping[str, Any]) -> str:
-    """Return how a layer was chosen; "" of neighbours."""
     what = f"C = {row['c']:.3g}" if "c" in row else f"{row['head']}, lr {row['lr']:g}" if "lr" in row else ""
     images = count_text(row.get("num_held_out", 0), "held-out image")
     return f"{what}, accuracy {row['held_out_accuracy']:.2%} on {images}" if what else ""
@@ -258,10 +252,10 @@ _LAYERS = {"logistic": _regression, "linear": _linear}
 
 
 def keep(path: Path, frozen: Frozen, one: FewshotSet, layer: Tensor, body: Config) -> Path:
-    """Write the network under a layer, [R + 1, K], as weights that are shown images as here; return the path.
+    """Write the network with a layer, [R + 1, K], as weights with this pre-processing. Return the path.
 
-    `body` is its configuration. A layer before the classification layer is kept: the representations are its
-    output.
+    `body` is its configuration. A hidden layer before the classification layer is kept, because the
+    representations are its output.
     """
     meta = frozen.found.weights.meta
     config = downstream(body, num_classes=one.num_classes, image_size=frozen.transform.image_size)
@@ -285,7 +279,7 @@ def keep(path: Path, frozen: Frozen, one: FewshotSet, layer: Tensor, body: Confi
 
 
 def held_out(labels: np.ndarray, share: float, seed: int) -> Tensor:
-    """Return which images are held out, bool [N]: of each class a share drawn by the seed, at least one."""
+    """Return which images are held out, bool [N]: a share of each class drawn by the seed, at least one."""
     rng, held = np.random.default_rng(seed), np.zeros(len(labels), bool)
     for label in np.unique(labels):
         of_class = rng.permutation(np.flatnonzero(labels == label))

@@ -1,4 +1,4 @@
-"""What a training takes from its machines: memory by kind, data, and time. Imports no torch."""
+"""A training's needs: memory by kind, data, and time. Imports no torch."""
 
 import math
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.remote import is_remote
 
 GPU, MFU = "H100", 0.4
-# TFLOP/s of a GPU beside its bf16, without sparsity: tf32, float32 and float64 by NVIDIA's data sheets.
+# Dense TFLOP/s of a GPU in tf32, float32 and float64, from NVIDIA's data sheets.
 _PEAKS = {
     "A100": (156.0, 19.5, 19.5),
     "A100 40GB": (156.0, 19.5, 19.5),
@@ -39,11 +39,11 @@ _PEAKS = {
     "GeForce RTX 5090": (104.8, 104.8, 1.6),
     "GeForce RTX 4090": (82.6, 82.6, 1.3),
     "GeForce RTX 3090": (35.6, 35.6, 0.6),
-    "V100": (15.7, 15.7, 7.8),  # it has no tf32
+    "V100": (15.7, 15.7, 7.8),  # no tf32
 }
 Precision = Literal["float32", "tf32", "bf16", "float64"]
-USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
-RUNTIME_BYTES = 600 * 2**20  # of a process: Python, torch and its libraries; benchmarks/plan_memory.py
+USABLE_SHARE = 0.9  # of a GPU's memory; the rest is left to the framework
+RUNTIME_BYTES = 600 * 2**20  # Python, torch and its libraries in a process; benchmarks/plan_memory.py
 
 
 def precision_of(machine: Machine) -> Precision:
@@ -52,7 +52,6 @@ def precision_of(machine: Machine) -> Precision:
 
 
 def number_bytes(machine: Machine) -> int:
-    """Return the bytes of a weight, or of its gradient."""
     return 8 if machine.precision == "float64" else 4
 
 
@@ -71,15 +70,12 @@ def expected(
     micro_batch: int,
     most: tuple[int, int],
 ) -> Estimate | str:
-    """Return what `models.roofline` expects of one GPU that waits for nothing, or why it expects nothing.
+    """Return the `models.roofline` estimate of one GPU that waits for nothing, or why there is none.
 
     Args:
-        config: of the network.
-        recipe: that trains.
-        teacher: of a distillation.
         device: a row of `roofline.GPUS`; "": no GPU.
-        micro_batch: the most images of a forward pass that fit; 0: none does.
-        most: `busiest`.
+        micro_batch: most images of a forward pass that fit; 0: none does.
+        most: result of `busiest`.
     """
     m = recipe.machine
     reasons = {
@@ -90,7 +86,7 @@ def expected(
     }
     if why := next((why for why, holds in reasons.items() if holds), ""):
         return why
-    # As `engine.computation.attention_kernel` on a GPU.
+    # Mirrors `engine.computation.attention_kernel` on a GPU.
     plain = m.attention == "math" or (m.attention == "auto" and recipe.schedule.lanes > 0)
     step = Step(
         images=most[0],
@@ -110,12 +106,11 @@ def expected(
 
 
 def computed_again(config: Config, recipe: Pretrain | Finetune) -> float:
-    """Return what the backward pass computes again, as a share of both passes."""
+    """Return what the backward pass recomputes, as a share of both passes."""
     return recomputed_share(config, recipe.machine.checkpoint_blocks) / 3
 
 
 def trained_parameters(recipe: Pretrain | Finetune, config: Config) -> int:
-    """Return the number of parameters that are trained."""
     lora = lora_of(recipe)
     if lora.rank:
         check_lora(config, lora.blocks)
@@ -128,11 +123,11 @@ class Memory:
     """Memory of a process in bytes.
 
     Args:
-        fixed: by kind, whatever the micro-batch.
-        accumulated: gradients of a sharded model, which are whole until the last micro-batch of a step.
-        image: activations of each image.
-        share: images of a step, or of a leaf: a forward pass has no more.
-        room: of a GPU, without what is kept free; infinite where it is not known.
+        fixed: by kind, independent of the micro-batch.
+        accumulated: gradients of a sharded model, unsharded until the last micro-batch of a step.
+        image: activations per image.
+        share: images of a step, or of a leaf: the maximum in a forward pass.
+        room: of a GPU, without the reserve; infinite if unknown.
     """
 
     fixed: Mapping[str, int]
@@ -145,7 +140,7 @@ class Memory:
     def of(
         cls, config: Config, recipe: Pretrain | Finetune, teacher: Config | None, device: str = GPU
     ) -> "Memory":
-        """Return the memory of a process on such a GPU; with "", on a CPU, whose room is not known."""
+        """Return the memory of a process on such a GPU; "" is a CPU, with unknown room."""
         m, slots, averaging = (
             recipe.machine,
             OPTIMIZERS[recipe.optimizer.name].slots,
@@ -161,8 +156,8 @@ class Memory:
         parameters, shards = count_parameters(config), m.shards(m.processes)
         narrow, is_cut = m.sharding_dtype == "bf16", shards > 1
         blocks, largest = block_parameters(config), max([0, *block_parameters(config)])
-        # A block computes while the next one is gathered; what is in no block is gathered all the time. Two
-        # blocks have whole gradients: one is computed while the other is sent.
+        # A block computes while the next one is gathered; parameters outside blocks are always gathered. Two
+        # blocks have unsharded gradients: one is computed while the other is sent.
         gathered = wide * (parameters - sum(blocks)) + 2 * largest * ((2 if narrow else wide) + wide)
         lanes = lanes_of(recipe, m.processes)
         held = max(lanes.most_held(rank, m.processes) for rank in range(m.processes)) if lanes else 0
@@ -188,26 +183,25 @@ class Memory:
         return {kind: size for kind, size in kinds.items() if size}
 
     def at(self, micro_batch: int) -> int:
-        """Return the sum of `kinds`."""
         return sum(self.kinds(micro_batch).values())
 
     def fitting(self) -> int:
-        """Return the largest micro-batch that fits, 0 when none does."""
+        """Return the largest micro-batch that fits; 0 if none does."""
         return self.share if self.at(self.share) <= self.room else self.largest()
 
     def largest(self) -> int:
-        """Return the largest micro-batch that fits in a step of more images, 0 when none does."""
+        """Return the largest micro-batch that would fit in a step of more images; 0 if none does."""
         return max(0, int((self.room - self.at(0)) // self.image)) if self.room < math.inf else self.share
 
 
 def image_bytes(source: Source) -> float:
-    """Return the bytes of an image in the shards of a source, on average; 0 where it has none."""
+    """Return the mean bytes of an image in a source's shards; 0 without shards."""
     shards = [shard for split in split_sources(source) for shard in split.index.shards]
     return sum(shard.num_bytes for shard in shards) / max(1, sum(shard.num_samples for shard in shards))
 
 
 def nodes_of_a_shard(recipe: Pretrain | Finetune, nodes: int) -> float:
-    """Return how many nodes fetch a shard, on average: with a cache whole remote shards are fetched."""
+    """Return how many nodes fetch a shard, on average; with a cache, remote shards are fetched in full."""
     data, lanes = recipe.data, 1
     places = (data.path, *(part.path for part in data.mixture))
     if not data.cache_gib or not any(map(is_remote, places)):
@@ -218,7 +212,7 @@ def nodes_of_a_shard(recipe: Pretrain | Finetune, nodes: int) -> float:
 
 
 def busiest(recipe: Pretrain | Finetune, micro_batch: int) -> tuple[int, int]:
-    """Return the images of a step, and the forward passes, of the process with the most images."""
+    """Return the images per step, and the forward passes, of the process with the most images."""
     batch, processes = recipe.schedule.batch_size, recipe.machine.processes
     lanes = lanes_of(recipe, processes)
     parts = (

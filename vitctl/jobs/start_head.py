@@ -17,19 +17,14 @@ from vitctl.jobs.training import ImagePass
 from vitctl.models.build import Model
 from vitctl.recipe.schema import Finetune
 
-_MOST_SCORES = 2**24  # that the scale is fitted on: images times classes
+_MOST_SCORES = 2**24  # images times classes that the scale is fitted on
 
 
 def start_head(recipe: Finetune, run: RunContext, model: Model, images: Images) -> None:
     """Put the few-shot solution into the head of `model`, the same bits on every process.
 
-    Nothing is done in a folder with a checkpoint, which has the head as trained since. With lanes the bits
-    depend neither on the number of processes nor on evaluation.batch_size.
-
-    Args:
-        recipe, run: of the training.
-        model: with a zero head, on its device.
-        images: whose training images are shown in scoring pre-processing.
+    Does nothing if the run has a checkpoint, which holds the trained head. With lanes the bits depend neither
+    on the number of processes nor on evaluation.batch_size. The images get the scoring pre-processing.
 
     Raises:
         DataError: an image cannot be read, or a feature is NaN or infinite.

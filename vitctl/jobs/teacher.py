@@ -16,15 +16,9 @@ def load_teacher(
 ) -> Teacher | None:
     """Return the teacher of [distillation] on the device; None without one.
 
-    Args:
-        recipe, run: of the training.
-        start: weights of the student.
-        image_size: of the student, in pixels; the teacher's position embedding is resized to it.
-        classes: names of the data's.
-
-    Raises:
-        CheckpointError: there are no such weights, or their classes or their width do not fit.
-        LaunchError: other processes read other weights.
+    Its position embedding is resized to the student's `image_size` in pixels. Raises CheckpointError if it is
+    missing or does not fit the student's `start` weights or the data's `classes`, LaunchError if other
+    processes read other weights.
     """
     if not recipe.distillation.teacher:
         return None
@@ -48,7 +42,7 @@ def load_teacher(
 
 
 def teacher_used(recipe: Finetune, teacher: Teacher | None) -> dict[str, Any]:
-    """Return what a result says of its teacher; empty without one."""
+    """Return the teacher's provenance; empty without one."""
     if teacher is None:
         return {}
     return {"distillation": {**recipe.distillation.model_dump(), "teacher_sha256": teacher.sha256}}

@@ -1,4 +1,4 @@
-"""What jobs share: runtime, verified shards, one pass over a split, one training, its provenance."""
+"""Building blocks of jobs: runtime, verified shards, one pass over a split, one training, its provenance."""
 
 import hashlib
 import json
@@ -51,26 +51,23 @@ from vitctl.recipe.schema import Evaluate, Finetune, FrozenRecipe, Log, Machine,
 from vitctl.recipe.sections import Schedule, StartWeights
 from vitctl.system.process import keep_freed_memory
 
-_PATIENCE = 5.0  # seconds that a finished training waits for the last shards
-FORMAT = "vitctl-features/2"  # 1 could be of images that were changed on the way from a server
-WHOLE = {"data_verified": "whole"}  # of results whose every image was verified by `check_whole`
+_PATIENCE = 5.0  # seconds that a finished training waits for the last shards to be verified
+FORMAT = "vitctl-features/2"  # version 1 could hold features of images altered in transit
+WHOLE = {"data_verified": "whole"}  # for results whose images all passed `check_whole`
 
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
-Act = Callable[[Trainer], Score | None]  # done with a prepared training instead of `Trainer.fit`
+Act = Callable[[Trainer], Score | None]  # called with a prepared training instead of `Trainer.fit`
 
 
 def check_whole(begun: Verification, runtime: Runtime, *sources: Source) -> None:
-    """Refuse a score unless every byte behind it is verified; all processes call this after the images were
-    decoded.
+    """Refuse a score unless every byte behind it is verified. All processes call this after decoding.
 
     Args:
-        begun: to which the sources were added before their images were decoded.
-        runtime: of the job.
-        sources: that are scored; without any, all of `begun`.
+        begun: the sources were added to it before their images were decoded.
+        sources: that are scored; default: all of `begun`.
 
-    Raises:
-        DataError: a shard does not match its index, changed while it was read, or could not be verified.
+    Raises DataError if a shard is damaged, changed while it was read, or could not be verified.
     """
     begun.wait(*sources)
     runtime.wait()
@@ -81,7 +78,7 @@ def check_whole(begun: Verification, runtime: Runtime, *sources: Source) -> None
 
 
 def not_whole(found: Verified) -> str:
-    """Return why images cannot be scored, "" where every byte of their shards was verified."""
+    """Return why images cannot be scored; "" if every byte of their shards was verified."""
     if found.damaged:
         return (
             f"{_first(found.damaged)}; a score must be of exactly the images of its digest: copy the file "
@@ -96,9 +93,9 @@ def not_whole(found: Verified) -> str:
 
 
 def verified(run: RunContext, train_on: Source) -> dict[str, Any]:
-    """Return `data_verified` for a training's provenance, and `data_damaged` if shards are or were damaged.
+    """Return `data_verified` of a training, and `data_damaged` if shards are or were damaged.
 
-    Shards that are scored were verified by `check_whole`.
+    Scored shards are verified by `check_whole` instead.
     """
     run.shards.finish(_PATIENCE)
     run.runtime.wait()
@@ -122,14 +119,12 @@ def _first(problems: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class ImagePass:
-    """Passes over splits with the pre-processing of a network. Every shard that is decoded is verified.
+    """Passes over splits with a network's pre-processing. Every decoded shard is verified.
 
     Args:
-        run: process, log and stop flag.
-        recipe: evaluation.batch_size and machine.workers, of one process.
-        transform: pre-processing.
+        recipe: evaluation.batch_size and machine.workers, per process.
         colours: `mean` and `std` of the weights.
-        whole_batches: no batch depends on the number of processes, see `eval_batches`.
+        whole_batches: batches do not depend on the number of processes, see `eval_batches`.
     """
 
     run: RunContext
@@ -139,9 +134,7 @@ class ImagePass:
     whole_batches: bool = False
 
     def __call__(self, model: Model, source: Source, *, everywhere: bool = False) -> Tensor:
-        """Return the input of the classification layer, [N, R] float32 on the CPU, in the split's order; see
-        `representations`.
-        """
+        """Return `representations`, [N, R] float32 on the CPU, in the split's order."""
         return self.through(representations, "features", model, source, everywhere=everywhere)
 
     def through(
@@ -156,9 +149,8 @@ class ImagePass:
     ) -> T:
         """Apply a function of `vitctl.engine.evaluation` to a split; `what` names it on the screen.
 
-        Raises:
-            DataError: not every byte of its shards could be verified; not without `verifies`, for training
-                images, of which the result says whether they were.
+        Without `verifies`, for training images, unverified bytes are not a DataError: the result records
+        them.
         """
         run, runtime = self.run, self.run.runtime
         if verifies:
@@ -185,12 +177,9 @@ class ImagePass:
     def cached(
         self, model: Model, digest: str, source: Source, folder: Path, limit_bytes: int
     ) -> tuple[Tensor | None, bool]:
-        """Return the representations from a cache folder if they are there, see `cached_features`.
-
-        `digest` is of the model's weights.
-        """
+        """Return the representations, cached by the weights' `digest`, see `cached_features`."""
         runtime = self.run.runtime
-        key = {  # everything that they depend on
+        key = {  # everything that the features depend on
             "format": FORMAT,
             "weights_sha256": digest,
             "config": repr(model.config),
@@ -201,7 +190,7 @@ class ImagePass:
             "precision": runtime.precision,
             "device": runtime.device.type,
             "attention": attention_of(model),
-            "linear": "torch",  # in the keys of earlier releases
+            "linear": "torch",  # kept so that keys of earlier releases match
         }
         return cached_features(
             runtime,
@@ -215,7 +204,7 @@ class ImagePass:
 
 
 def shown(transform: EvalTransform) -> dict[str, Any]:
-    """The evaluation pre-processing, with `eval_resize` resolved."""
+    """Return the evaluation pre-processing, with `eval_resize` resolved."""
     return {
         "image_size": transform.image_size,
         "eval_method": transform.method,
@@ -227,21 +216,19 @@ def shown(transform: EvalTransform) -> dict[str, Any]:
 
 
 def _network_digest(found: FoundWeights) -> str:
-    """Return the digest of what makes two networks with the same tensors different: the configuration, and
-    the normalisation of images.
-    """
+    """Return a digest of what tensors alone do not tell of a network: configuration and normalisation."""
     meta = found.weights.meta
     described = [repr(found.weights.config), list(meta["mean"]), list(meta["std"])]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
 def stated(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the licence of weights where it is known, and its address: what is made of them keeps both."""
+    """Return the weights' licence and its address, if known: everything made from them keeps both."""
     return {key: meta[key] for key in ("licence", "licence_link") if meta.get(key)}
 
 
 def weights_used(found: FoundWeights, section: StartWeights) -> dict[str, Any]:
-    """Return which pre-trained weights a result starts from."""
+    """Return the provenance of the weights that a result starts from."""
     return {
         "from": found.path,
         "from_sha256": found.weights.digest,
@@ -253,7 +240,7 @@ def weights_used(found: FoundWeights, section: StartWeights) -> dict[str, Any]:
 
 
 def weights_scored(found: FoundWeights) -> dict[str, Any]:
-    """Return which weights a result scores."""
+    """Return the provenance of the weights that a result scores."""
     return {
         "weights": found.path,
         "weights_sha256": found.weights.digest,
@@ -271,13 +258,7 @@ def trained(
     config: Config,
     images: Images,
 ) -> dict[str, Any]:
-    """Return the provenance of the numbers of a training, except its weights.
-
-    Args:
-        recipe, run, config: of the training.
-        data: [data] with resolved values.
-        images: that it was trained and scored on.
-    """
+    """Return a training's provenance, except its weights; `data` has resolved values."""
     machine = recipe.machine
     used = {
         **computed_training(recipe, run.runtime, config),
@@ -301,10 +282,9 @@ def trained(
 def training_result(
     recipe: TrainRecipe, run: RunContext, score: Score | None, used: dict[str, Any], scored: Source | None
 ) -> RunResult:
-    """Return a finished training's result: of the checkpoint that represents it, with its step and digest.
+    """Return a finished training's result, for the checkpoint that represents it.
 
     Args:
-        recipe, run: of the training.
         score: of that checkpoint; None without images to score.
         used: its provenance, except the weights.
         scored: the images that were scored, if any.
@@ -357,13 +337,13 @@ def start_run(
     *sources: Source | None,
     act: Act | None = None,
 ) -> RunContext:
-    """Join the processes of a job, open its log, and start to verify the shards of some sources.
+    """Join the processes of a job, open its log, and start to verify shards, which the processes share.
 
-    Sources that are scored come first; None is ignored. The processes share the work.
+    Scored sources come first; None is ignored.
     """
     runtime = start_runtime(recipe.machine, run_dir, getattr(recipe, "log", None))
     if runtime.device.type == "cpu" and isinstance(recipe, FrozenRecipe | Evaluate):
-        keep_freed_memory()  # a training with recomputed blocks would hold 1.4 times the memory
+        keep_freed_memory()  # not in training: with recomputed blocks it would hold 1.4 times the memory
     stored = [source for source in sources if source is not None]
     shards = Verification(stored, run_dir, part=runtime.rank, num_parts=runtime.num_processes)
     journal = Journal(run_dir / LOG if runtime.is_main else None, report)
@@ -406,12 +386,11 @@ def train(
     stored: Mapping[str, Any] = MappingProxyType({}),
     **options: Unpack[Options],
 ) -> Score | None:
-    """Train `model` in run.folder; see `assembled` for the arguments. `stored` is written into the files of
-    weights.
+    """Train `model` in run.folder; see `assembled` for the arguments. Weights files record `stored`.
 
     Returns:
         the score after the last step, or with select_best that of the best checkpoint; None without images to
-        score, and possibly on processes other than the main one.
+            score, and possibly on processes other than the main one.
     """
     runtime, lanes = run.runtime, recipe.schedule.lanes > 0
     meta = images.meta(recipe.loss.name) | stated(images.colours) | dict(stored)
@@ -435,5 +414,5 @@ def train(
 
 
 def on_device(model: M, runtime: Runtime) -> M:
-    """Move the model to the runtime's device, in the runtime's parameter type."""
+    """Move the model to the runtime's device and parameter type."""
     return model.to(device=runtime.device, dtype=runtime.dtype)

@@ -1,5 +1,6 @@
-"""VTAB (Section 4.1, B.1.1): every task fine-tuned on its 1,000 images with one setting, scored on its whole
-test split; and the table of the tasks beside the paper's.
+"""VTAB (Section 4.1, B.1.1): fine-tune every task on its 1,000 images with one setting, score its test split.
+
+It also writes the table of the tasks, with the paper's numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,16 +60,14 @@ from vitctl.system.text import count_text
 
 JOB = "vtab-task"
 L2S = tuple(2.0**power for power in range(-2, 17, 3))  # of the linear classifier
-# Keys left out of a run's recipe digest: digests identify images and weights, and `precision` is recorded as
-# resolved.
+# Keys left out of a run's recipe digest: images and weights have their own digests, and the resolved
+# `precision` is recorded.
 _FREE = (*RESULT_NEUTRAL, "vtab.", "machine.precision", "data.path", "data.allow_partial", "weights.source")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The hyperparameters that the paper chose on the validation images: a learning rate, and length and
-    warm-up in steps.
-    """
+    """The hyperparameters that the paper chose on validation images; length and warm-up are in steps."""
 
     lr: float
     total_steps: int
@@ -76,7 +75,6 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Name of the folders of its runs."""
         return f"lr_{self.lr:g}_steps_{self.total_steps}"
 
 
@@ -90,28 +88,25 @@ class SuiteContext:
 
     @property
     def image_size(self) -> int:
-        """Side of the images of all tasks, in pixels."""
+        """Return the side of all tasks' images, in pixels."""
         return self.recipe.data.image_size or self.found.weights.config.image_size
 
     @property
     def rates(self) -> dict[str, float]:
-        """dropout and drop_path of all runs."""
         return rates_of(self.recipe, self.found.weights.config)
 
 
 def scored_as(context: SuiteContext) -> EvalTransform:
-    """Return the evaluation pre-processing of all tasks: images are squashed to the square that the model
-    sees.
+    """Return the evaluation pre-processing of all tasks: images are squashed to the model's square.
 
-    The benchmark's images are used as they were published, including the damaged JPEGs of Pets.
+    They are used as published, including the damaged JPEGs of Pets.
     """
     resample = context.recipe.data.resample
     return EvalTransform(context.image_size, method="square", resize=0, resample=resample, truncated="pad")
 
 
 def settings(recipe: Vtab) -> list[Setting]:
-    """Return the settings to try: every learning rate with every schedule; the recipe's own where there is no
-    sweep.
+    """Return the settings to try: every learning rate with every schedule; without a sweep, the recipe's own.
 
     The warm-up keeps its share of the schedule.
 
@@ -133,7 +128,7 @@ def tune(context: SuiteContext, data: TaskData, setting: Setting) -> Score:
 
 
 def fine_tune(context: SuiteContext, data: TaskData, setting: Setting, seed: int) -> Score:
-    """Train on all 1,000 images, score on the whole test split."""
+    """Train on all 1,000 images, score on the entire test split."""
     folder = context.run.folder / "tasks" / data.task.name / setting.name / f"seed_{seed}"
     return _fine_tuned(context, data, setting, seed, folder, ("train", "test"))
 
@@ -141,7 +136,7 @@ def fine_tune(context: SuiteContext, data: TaskData, setting: Setting, seed: int
 def score_identity(
     context: SuiteContext, recipe: Vtab, data: TaskData, train_on: str, score_on: str
 ) -> dict[str, Any]:
-    """Return what a score of a task depends on; two scores can be compared where these agree."""
+    """Return what a task's score depends on; scores are comparable if these agree."""
     return {
         "task": data.task.name,
         "train_split": data.names[train_on],
@@ -165,7 +160,6 @@ def score_identity(
 def _fine_tuned(
     context: SuiteContext, data: TaskData, setting: Setting, seed: int, folder: Path, splits: tuple[str, str]
 ) -> Score:
-    """Train on the first of two splits, score on the second."""
     length = {"total_steps": setting.total_steps, "warmup_steps": setting.warmup_steps}
     schedule = length | {"warmup_epochs": 0.0}
     recipe = context.recipe.model_copy(
@@ -195,9 +189,7 @@ def _fine_tuned(
 
 
 def _train(context: SuiteContext, recipe: Vtab, data: TaskData, folder: Path, images: Images) -> Scored:
-    """Return the score after the last step, and more fields for the provenance: on the main process the
-    digest of the scored weights.
-    """
+    """Return the score after the last step, and on the main process the digest of the scored weights."""
     runtime, weights = context.run.runtime, context.found.weights
     model, _, _ = transferred_model(
         weights,
@@ -220,7 +212,7 @@ def _train(context: SuiteContext, recipe: Vtab, data: TaskData, folder: Path, im
     )
     findings = dropout_draws(recipe, model.config, folder)
     if runtime.is_main:
-        # What was scored: the last weights, or their average where there is one.
+        # The scored weights: the last ones, or their average if there is one.
         saved, _ = newest_checkpoint(folder / CHECKPOINTS) if recipe.averaging.decay else (None, [])
         state = saved.tensors(AVERAGE) if saved else placed.state_dict()
         findings |= {"weights_sha256": weights_digest(state)}
@@ -228,7 +220,7 @@ def _train(context: SuiteContext, recipe: Vtab, data: TaskData, folder: Path, im
 
 
 def _augmentation(context: SuiteContext, data: TaskData) -> TrainTransform:
-    """Random crop and flip where BiT uses them for the task (Appendix F)."""
+    """Return the augmentation: random crop and flip where BiT uses them for the task (Appendix F)."""
     chosen = context.recipe.data.augment == "bit"
     return TrainTransform(
         context.image_size,
@@ -241,18 +233,10 @@ def _augmentation(context: SuiteContext, data: TaskData) -> TrainTransform:
 
 
 def score_features(context: SuiteContext, data: TaskData) -> Score:
-    """Fit on the 800 images with each regulariser, choose by the 200, fit on all 1,000, score on the whole
-    test split.
+    """Fit on the 800 images per regulariser, choose by the 200, refit on all 1,000, score on the test split.
 
-    Every task has its own regulariser, the smallest of the best. Images are squashed to the square that the
-    model sees.
-
-    Args:
-        context: of the table.
-        data: of the task.
-
-    Returns:
-        the score, kept in RUN/light/NAME/result.json.
+    Every task has its own regulariser, the smallest of the best. The score is kept in
+    RUN/light/NAME/result.json.
     """
     folder = context.run.folder / "light" / data.task.name
 
@@ -306,19 +290,19 @@ def vtab(
 
     First a small sweep: every setting is trained on the 800 images of every task and scored on its 200, and
     the setting with the best mean is used for all tasks. Then every task is trained on its 1,000 images, once
-    for each seed, and scored on its whole test split. All processes work on one run at a time, so that a run
+    for each seed, and scored on its entire test split. All processes work on one run at a time, so that a run
     is the same for any number of them.
 
     Args:
-        run_dir: gets sweep/, tasks/ and light/ with a folder for each run, and table.csv.
-        act: done with each prepared training instead of it, see `RunContext`.
+        run_dir: gets table.csv, and sweep/, tasks/ and light/ with a folder for each run.
+        act: called with each prepared training instead of `fit`, see `RunContext`.
 
     Returns:
         accuracy per task (mean and deviation over seeds), group means, the mean over tasks, and the paper's.
 
     Raises:
         DataError: data of a task is missing; all such tasks are named.
-        Stopped: a signal came; finished runs are kept.
+        Stopped: a signal arrived; finished runs are kept.
 
     Paper: Section 4.1, Appendix B.1.1, Table 9
     """
@@ -350,7 +334,7 @@ def vtab(
         journal.write(
             "task", step=0, task=name, group=task.task.group, accuracy=float(np.mean(values)), seeds=values
         )
-    check_whole(run.shards, runtime)  # also the images that were trained on
+    check_whole(run.shards, runtime)  # training images, too
     table = make_vtab_table(data, scores, num_tasks=len(SUITES[recipe.vtab.suite]), light=recipe.vtab.light)
     if runtime.is_main:
         write_vtab_table(run_dir / TABLE, table)
@@ -364,9 +348,7 @@ def vtab(
 
 
 def _best_setting(context: SuiteContext, data: Sequence[TaskData]) -> tuple[Setting, list[dict[str, Any]]]:
-    """Return the setting of the best mean accuracy over the validation images of all tasks, the first of
-    equals; and all of them.
-    """
+    """Return the setting with the best mean validation accuracy, the first of equals, and all rows."""
     tried = settings(context.recipe)
     if len(tried) == 1:
         return tried[0], []
@@ -430,9 +412,8 @@ def make_vtab_table(
     """Return all numbers of the table, as shares 0..1.
 
     Args:
-        data: of the tasks, in the order of the suite.
         scores: per task, one for each seed.
-        num_tasks: of the whole suite; with fewer the table is partial.
+        num_tasks: in the full suite; with fewer, the table is partial.
         light: whether the scores are those of the light protocol.
 
     Returns:
@@ -463,16 +444,12 @@ def make_vtab_table(
 
 
 def group_means(tasks: Sequence[VtabTask], means: Mapping[str, float]) -> dict[str, float]:
-    """Return the mean over the tasks of each group that has any."""
     groups = {group: [means[task.name] for task in tasks if task.group == group] for group in GROUPS}
     return {group: float(np.mean(values)) for group, values in groups.items() if values}
 
 
 def write_vtab_table(path: Path, metrics: Mapping[str, Any]) -> None:
-    """Write the table as CSV, a row per task, per group and for the means; whole or not at all.
-
-    Accuracies are shares 0..1.
-    """
+    """Write the table as CSV, atomically: rows for tasks, groups and means. Accuracies are shares 0..1."""
     paper = metrics["paper"]
     columns = ("row", "group", "accuracy", "std", "num_seeds", "num_test", "note")
     lines: list[Sequence[Any]] = [
@@ -505,7 +482,7 @@ def write_vtab_table(path: Path, metrics: Mapping[str, Any]) -> None:
 
 
 def _label(metrics: Mapping[str, Any]) -> str:
-    """Name the mean of the last row; a table of some tasks, or of other images, says so."""
+    """Return the label of the last row; it says if tasks are missing or images are not as published."""
     said = ["partial"] if metrics["partial"] else []
     if metrics["copies"]:
         said.append(f"{len(metrics['copies'])} not as published")
@@ -532,7 +509,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _paper(tasks: Sequence[VtabTask]) -> dict[str, Any]:
-    """Table 9 over the same tasks; nothing for suites that the paper does not have."""
+    """Return Table 9 over the same tasks; empty for suites that the paper does not have."""
     if not all(task.name in TABLE_9 for task in tasks):
         return {}
     columns = {}

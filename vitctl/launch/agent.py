@@ -1,5 +1,4 @@
-"""`accelerate launch`, the agent that starts the processes of a run: its arguments, and the agent as a child
-process.
+"""`accelerate launch`, the agent that starts the processes of a run: its arguments, and the child process.
 
 RUN/launch.txt holds the same line for a person.
 """
@@ -37,17 +36,13 @@ from vitctl.system.process import (
 )
 
 ACCELERATE = "accelerate.commands.launch"
-CONFIG = Path(__file__).with_name("accelerate.yaml")  # it sets nothing that no flag sets
-POLL_SECONDS, _WAIT_SECONDS = 2.0, 0.1  # each poll reads files of the run, and looks through all processes
-GRACE_SECONDS = 15.0  # for processes to end, once they were killed or another one has failed for good
+CONFIG = Path(__file__).with_name("accelerate.yaml")  # it only sets what flags also set
+POLL_SECONDS, _WAIT_SECONDS = 2.0, 0.1  # a poll reads files of the run, and scans all processes
+GRACE_SECONDS = 15.0  # for processes to end, once killed or once another one has failed for good
 
 
 def parse_nodes(text: str, restarts: int = 0) -> LaunchConfig:
-    """Read --nodes, such as "2@gpu01:29400"; "1" needs no address.
-
-    Raises:
-        LaunchError: the text has another form.
-    """
+    """Read --nodes, such as "2@gpu01:29400"; "1" needs no address. Raises LaunchError."""
     match = re.fullmatch(r"(\d+)(?:@([\w.-]+|\[[\da-fA-F:]+\])(?::(\d+))?)?", text)
     nodes, host, port = (match[1], match[2] or "", int(match[3] or PORT)) if match else ("0", "", PORT)
     if int(nodes) < 1 or (int(nodes) > 1 and not host) or port not in range(1, 65_536):
@@ -60,11 +55,7 @@ def parse_nodes(text: str, restarts: int = 0) -> LaunchConfig:
 
 
 def check_spread(config: LaunchConfig, processes: int) -> None:
-    """Check that the processes spread evenly over the machines.
-
-    Raises:
-        LaunchError: they do not.
-    """
+    """Raise LaunchError unless the processes spread evenly over the machines."""
     if processes % config.nodes:
         raise LaunchError(
             f"--nodes {config.nodes}",
@@ -74,13 +65,10 @@ def check_spread(config: LaunchConfig, processes: int) -> None:
 
 
 def own_address(config: LaunchConfig) -> str:
-    """Return the address at which the other machines reach this one: that of its network interface towards
-    the rendezvous address.
+    """Return the address at which the other machines reach this one. Raises LaunchError.
 
-    The host name, which torchrun would use, is often unknown to the other machines, or a loopback address.
-
-    Raises:
-        LaunchError: the rendezvous address cannot be reached.
+    It is that of the network interface towards the rendezvous address. The host name, which torchrun would
+    use, is often unknown to the other machines, or a loopback address.
     """
     if config.nodes == 1:
         return "127.0.0.1"
@@ -121,15 +109,13 @@ def accelerate_arguments(run_dir: Path, machine: Machine, config: LaunchConfig) 
         "--dynamo_backend": "no",
         "--log_dir": os.devnull,
     }
-    several = ["--multi_gpu"] if processes > 1 else []  # on CPUs too; for one process the file says it
+    several = ["--multi_gpu"] if processes > 1 else []  # on CPUs, too; for one process the file sets it
     words = [str(word) for pair in flags.items() for word in pair]
     return [*several, *words, "--module", WORKER, str(run_dir)]
 
 
 def _threads(processes: int) -> int:
-    """Return the threads of each process: OMP_NUM_THREADS, of a list as 4,2 its outermost level, else an
-    equal share of the cores.
-    """
+    """Return the threads per process: OMP_NUM_THREADS (its first level), or a share of the cores."""
     match = re.match(r"\s*([0-9]{1,4})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""))
     return int(match[1]) if match and int(match[1]) else max(1, usable_cores() // processes)
 
@@ -153,15 +139,15 @@ def accelerate_line(run_dir: Path, recipe: Recipe, config: LaunchConfig) -> str:
 
 
 class Agent:
-    """`accelerate launch` as a child process, with its processes below it. All of them die with this process.
+    """`accelerate launch` as a child process, with its workers. All of them die with this process.
 
-    The agent has its own session, so that a terminal signals this process alone, which forwards the first
-    signal once to each process and kills all of them at a second one.
+    The agent has a separate session, so that a terminal signals only this process. It forwards the first
+    signal once to each worker, and kills all of them at the second.
 
     Args:
         words: arguments of `accelerate launch`.
-        settings: environment variables of this launch. No other setting of accelerate or torchrun has effect.
-        output: file for what the agent prints, and signals are then announced here; None: the screen.
+        settings: environment variables of this launch. Other settings of accelerate and torchrun are ignored.
+        output: file for the agent's output; signals are then announced here. None: the screen.
     """
 
     def __init__(
@@ -196,11 +182,10 @@ class Agent:
 
     @property
     def had_workers(self) -> bool:
-        """Return whether the agent has started a process."""
         return bool(self._family)
 
     def runs(self) -> bool:
-        """Wait until the next poll, the end of the agent or a signal; return whether the agent still runs."""
+        """Wait for the next poll, the agent's end or a signal. Return whether the agent still runs."""
         until = time.monotonic() + POLL_SECONDS
         while self.process.poll() is None:
             time.sleep(_WAIT_SECONDS)
@@ -209,7 +194,7 @@ class Agent:
         return False
 
     def workers(self) -> list[psutil.Process]:
-        """Return the processes that the agent has started; only they have a rank in their environment."""
+        """Return the processes that the agent started; only they have a rank in their environment."""
         workers = []
         with suppress(psutil.Error):
             for child in psutil.Process(self.process.pid).children():
@@ -232,7 +217,7 @@ class Agent:
                 self._family.update(psutil.Process(self.process.pid).children(recursive=True))
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGKILL)
-        for process in list(self._family):  # a signal may add some meanwhile
+        for process in list(self._family):  # a copy: a signal may add some meanwhile
             with suppress(psutil.Error):
                 process.kill()
 
@@ -249,18 +234,12 @@ class Agent:
             say(f"{name}: stopping as soon as the work so far is safe; a second signal stops at once")
 
 
-# torchrun's last words, of the process that failed first.
+# torchrun's final output about the process that failed first.
 _ROOT_CAUSE = re.compile(r"Root Cause .*?\n\s*rank +: (\d+) .*?\n\s*exitcode +: (-?\d+) ", re.DOTALL)
 
 
 def note_first_killed(run_dir: Path, printed: str) -> None:
-    """Write the note of the process that was killed first, which could not say so, unless another note says
-    why the run failed.
-
-    Args:
-        run_dir: of the run.
-        printed: output of the agent of this machine.
-    """
+    """Write the note of the first killed process in an agent's output, unless a cause is known."""
     for rank, code in _ROOT_CAUSE.findall(printed):
         was_killed = int(code) < 0 and -int(code) not in SIGNALS
         if was_killed and not is_cause(first_error(run_dir)):

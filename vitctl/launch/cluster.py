@@ -1,4 +1,4 @@
-"""What a launcher or a batch system says: this process's rank among several; and the Slurm job of a run."""
+"""Launchers and batch systems: this process's rank among several, and the Slurm job of a run."""
 
 import os
 import re
@@ -22,48 +22,43 @@ from vitctl.system.process import RANKS, forget_ranks
 from vitctl.system.text import has_control, one_line
 
 Environment = MutableMapping[str, str]
-# Prefixes of the settings of accelerate and torchrun; the user did not set these for this run.
+# Prefixes of accelerate's and torchrun's settings; the user did not set them for this run.
 _SETTINGS = ("ACCELERATE_", "FSDP_", "PET_")
 _AGENT = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent, which accelerate launch runs
 _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
 # Variables that vitctl and torch read as whole numbers.
 _NUMBERS = (*RANKS, *_RESTARTS, "MASTER_PORT", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID")
-# Variables of launchers that vitctl does not follow: sizes, and ranks, of which the first is 0.
+# Variables of unsupported launchers: sizes, and ranks, of which the first is 0.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
 _UNUSED_RANKS = ("SLURM_PROCID", "PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
-UNUSED_SIGNAL = signal.SIGRTMAX.name  # for the agent, which would kill everything at one that comes
+UNUSED_SIGNAL = signal.SIGRTMAX.name  # the agent listens to it, because it kills everything at a signal
 PORT = 29_400  # of the rendezvous
 WORKER = "vitctl.launch.worker"
-FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below those that Linux hands out to whoever connects
+FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below Linux's ephemeral ports
 
 
 def without_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without settings of accelerate and torchrun: only the recipe and the launch line
-    decide.
-    """
+    """Return an environment without accelerate's and torchrun's settings: recipe and launch line decide."""
     return {name: value for name, value in env.items() if not name.startswith(_SETTINGS)}
 
 
 def has_agent(env: Mapping[str, str] = os.environ) -> bool:
-    """Return whether accelerate launch, or torchrun, started this process and watches it."""
+    """Return whether accelerate launch or torchrun started this process and watches it."""
     return _AGENT in env
 
 
 def started_by_vitctl(env: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the vitctl command started this process and shows its progress. Its agent listens to a
-    signal that is never sent.
-    """
+    """Return whether the vitctl command started this process and shows its progress."""
     return env.get("PET_SIGNALS_TO_HANDLE") == UNUSED_SIGNAL
 
 
 def restarts_left(env: Mapping[str, str] = os.environ) -> int:
-    """Return how often the agent will still restart the processes."""
     return int(env.get("TORCHELASTIC_MAX_RESTARTS", "0")) - int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-# Set by accelerate launch, and by nobody else: the settings that follow are then meant for this command.
+# Only accelerate launch sets it: the settings that follow are then meant for this command.
 _ACCELERATE = "ACCELERATE_DYNAMO_MODE"
-# Setting -> its flag of accelerate launch, and what vitctl has in its place.
+# Setting -> its flag of accelerate launch, and vitctl's equivalent.
 _FOREIGN = {
     "ACCELERATE_MIXED_PRECISION": ("--mixed_precision", "--precision bf16"),
     "ACCELERATE_USE_FSDP": ("--use_fsdp", "--set machine.sharding=fsdp"),
@@ -78,11 +73,7 @@ _FOREIGN = {
 
 
 def check_arrives(env: Mapping[str, str] = os.environ) -> None:
-    """Refuse what accelerate launch was told and vitctl would not do.
-
-    Raises:
-        LaunchError: names the flag of vitctl that does.
-    """
+    """Refuse options of accelerate launch that vitctl would ignore. The LaunchError names vitctl's flag."""
     if _ACCELERATE not in env or started_by_vitctl(env):
         return
     if "MASTER_ADDR" in env and "RANK" not in env:
@@ -112,11 +103,7 @@ class Member:
     job: str
 
     def run_dir(self, name: str) -> Path:
-        """Return the run folder of this recipe and job: a requeued job resumes in it.
-
-        Raises:
-            LaunchError: the processes share no job id to name it by.
-        """
+        """Return this recipe and job's run folder, in which a requeued job resumes. Raises LaunchError."""
         if not self.job:
             raise LaunchError(
                 f"one of {self.num_processes} processes started by {self.launcher}: give all of them the "
@@ -135,12 +122,12 @@ class LaunchConfig:
     restarts: int = 0
 
     def starts(self, recipe: Recipe) -> bool:
-        """Whether a run needs a launcher: it has several processes, or one that may be restarted."""
+        """Return whether a run needs a launcher: for several processes, or for restarts."""
         return recipe.machine.processes > 1 or self.nodes > 1 or self.restarts > 0
 
 
 def check_environment(env: Environment = os.environ) -> None:
-    """Raise LaunchError where a variable such as RANK is not a whole number."""
+    """Raise LaunchError if a variable such as RANK is not a whole number."""
     for name in _NUMBERS:
         text = env.get(name, "0")
         if not re.fullmatch("[0-9]{1,18}", text):
@@ -161,16 +148,16 @@ def find_member(env: Environment = os.environ) -> Member | None:
     """Return this process's rank among several, or None if no launcher started it.
 
     Under srun the variables that torch reads are added. A Slurm step of one task, such as an interactive
-    shell, is not a launcher, and neither is an environment of one process of one. If there is none, ranks
-    that another launcher left are removed from the environment: accelerate would obey them.
+    shell, is not a launcher, and neither is an environment of one process. Without a launcher, ranks left by
+    another one are removed from the environment, because accelerate would obey them.
 
     Raises:
-        LaunchError: the environment contradicts itself, lacks the address where the processes meet, or holds
+        LaunchError: the environment contradicts itself, lacks the address where the processes meet, or has
             values that are not numbers; or this is a shell in one of several tasks, or one of several
-            processes of another launcher, such as mpirun.
+            processes of an unsupported launcher, such as mpirun.
     """
     check_environment(env)
-    is_alone = "RANK" in env and env.get("WORLD_SIZE") == "1" and not has_agent(env)  # as in a pod of one
+    is_alone = "RANK" in env and env.get("WORLD_SIZE") == "1" and not has_agent(env)  # e.g. in a single pod
     if "RANK" in env and "WORLD_SIZE" in env and not is_alone:
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
         if missing and env["WORLD_SIZE"] != "1":
@@ -214,7 +201,7 @@ def find_member(env: Environment = os.environ) -> Member | None:
 
 
 def num_nodes(member: Member, env: Mapping[str, str] = os.environ) -> int:
-    """Return how many machines its processes are on, if every machine has as many as this one."""
+    """Return the number of machines, if every machine has as many processes as this one."""
     return -(-member.num_processes // max(1, int(env.get("LOCAL_WORLD_SIZE", member.num_processes))))
 
 
@@ -246,7 +233,7 @@ def _slurm_member(env: Environment) -> Member:
             ),
         ) from None
     given = {name: value for name, value in env.items() if name.startswith("MASTER_")}
-    env.update({**added, **given})  # a lone RANK or WORLD_SIZE is of another launcher
+    env.update({**added, **given})  # a lone RANK or WORLD_SIZE comes from another launcher
     return Member("srun", int(rank), int(num_tasks), job)
 
 
@@ -272,10 +259,10 @@ def first_host(text: str) -> str:
 
 MAX_RESTARTS = 3
 _LONGEST_NAME = 64
-SAVE_SECONDS = 300  # before the time limit: enough to finish a step, an evaluation batch and a save
+SAVE_SECONDS = 300  # before the time limit: enough for a step, an evaluation batch and a save
 _TIME = r"([0-9]+-)?[0-9]+(:[0-9][0-9]){0,2}"
 _WORD = r"[A-Za-z0-9_.@:&|*+-]+"
-# In a #SBATCH line these end or change a quoted path, even when they are escaped.
+# In an #SBATCH line these end or change a quoted path, even when they are escaped.
 _NOT_IN_A_PATH = ('"', "\\")
 
 
@@ -283,8 +270,10 @@ _NOT_IN_A_PATH = ('"', "\\")
 class Resources:
     """The resources requested from a batch system.
 
-    `gpus` and `cpus` are per node and per process, and `tasks` is the number of processes of a node without
-    GPUs. `submit` also submits the job.
+    Args:
+        gpus, cpus: per node, and per process.
+        tasks: processes of a node without GPUs.
+        submit: also submit the job.
     """
 
     launcher: ClassVar[str]  # its flag
@@ -300,21 +289,15 @@ class Resources:
 
     @property
     def tasks_per_node(self) -> int:
-        """Processes on each node."""
         return self.gpus or self.tasks
 
     @property
     def num_processes(self) -> int:
-        """Processes on all nodes."""
         return self.nodes * self.tasks_per_node
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the words of the flag, such as "nodes=4,gpus=8,time=24:00:00,partition=long,submit".
-
-        Raises:
-            LaunchError: a name is unknown or missing, or its value is invalid.
-        """
+        """Read the flag's words, such as "nodes=4,gpus=8,time=24:00:00". Raises LaunchError."""
         known = {one.name: one.type for one in fields(cls)}
         patterns = {one.name: one.metadata.get("pattern", _WORD) for one in fields(cls)}
         values: dict[str, Any] = {}
@@ -342,19 +325,14 @@ class Resources:
         return cls(**values)
 
     def text(self, run_dir: Path) -> str:
-        """Return the file that starts or resumes a run.
-
-        Raises:
-            LaunchError: the batch system cannot use such a path.
-        """
+        """Return the file that starts or resumes a run. Raises LaunchError if such a path cannot be used."""
         raise NotImplementedError
 
     def line(self, run_dir: Path) -> str:
-        """Return the command that submits the file of a run."""
         return shlex.join([*self.submits, str(run_dir.resolve() / self.file)])
 
     def write(self, run_dir: Path) -> Path:
-        """Write the file of a prepared run, and return it. Raises as `text`."""
+        """Write the file of a prepared run, and return its path. Raises as `text`."""
         folder = run_dir.resolve()
         (folder / LOGS).mkdir(parents=True, exist_ok=True)
         write_text(folder / self.file, self.text(folder))
@@ -381,19 +359,15 @@ class Job(Resources):
     constraint: str = ""
 
     def text(self, run_dir: Path) -> str:
-        """Return the batch script."""
         return job_text(self, run_dir, sys.executable)
 
 
 def job_text(job: Job, run_dir: Path, python: str) -> str:
-    """Return the batch script. Slurm sends USR1 to the tasks; they save and exit with code 3, and the job is
-    requeued. After `MAX_RESTARTS` of these without a new checkpoint it ends.
+    """Return the batch script. Raises LaunchError if a path contains a character that would break it.
 
-    A job that is cancelled gets TERM: it saves too, and is not requeued. It is called like the run folder;
-    characters that Slurm does not allow become underscores.
-
-    Raises:
-        LaunchError: a path holds a character that would break the script.
+    Slurm sends USR1 to the tasks; they save and exit with code 3, and the job is requeued. After
+    `MAX_RESTARTS` of these without a new checkpoint it ends. A cancelled job gets TERM: it saves, too, and is
+    not requeued. Its name is the run folder's, with underscores for characters that Slurm does not allow.
     """
     for path in (str(run_dir), python):
         if has_control(path) or any(letter in path for letter in _NOT_IN_A_PATH):
@@ -452,11 +426,7 @@ def job_text(job: Job, run_dir: Path, python: str) -> str:
 
 
 def submit(job: Resources, file: Path) -> str:
-    """Submit a written job; return the output of the command.
-
-    Raises:
-        LaunchError: the command is not on this machine, or it fails.
-    """
+    """Submit a written job and return the command's output. Raises LaunchError if that fails."""
     program, line = job.submits[0], [*job.submits, str(file)]
     try:
         done = subprocess.run(line, capture_output=True, text=True, check=False)

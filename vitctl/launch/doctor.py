@@ -29,7 +29,7 @@ _NEEDED = (
     "pydantic",
 )
 _MODULES = {"scikit-learn": "sklearn"}  # imported under another name
-_EXTRA = re.compile(r"([\w.-]+).*extra == ['\"](?!browser|docs|test)(\w+)")  # those for users
+_EXTRA = re.compile(r"([\w.-]+).*extra == ['\"](?!browser|docs|test)(\w+)")  # extras for users
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _packages() -> Iterator[Finding]:
             continue
         try:
             importlib.import_module(_MODULES.get(name, name))
-        except Exception as error:  # whatever a damaged package raises
+        except Exception as error:  # a damaged package may raise anything
             reason = f"{version} cannot be imported ({one_line(str(error))}); install it again"
             yield Finding(False, name, reason)
         else:

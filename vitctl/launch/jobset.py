@@ -11,9 +11,9 @@ import yaml
 from vitctl.errors import LaunchError
 from vitctl.launch.cluster import MAX_RESTARTS, PORT, SAVE_SECONDS, Resources
 
-_LONGEST_NAME = 40  # of 63 letters of a host name, which adds the numbers of job and pod
+_LONGEST_NAME = 40  # a host name has 63 letters and adds the numbers of job and pod
 _WORKERS, _CONTAINER = "workers", "vitctl"
-_CACHE, _SECRET = "/var/cache/vitctl", "vitctl"  # mount path; name of the Secret with variables of the user
+_CACHE, _SECRET = "/var/cache/vitctl", "vitctl"  # mount path; name of the Secret with the user's variables
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,8 @@ class JobSet(Resources):
 
     Args:
         image: container image in which `python -m vitctl` works.
-        claim: persistent volume claim and where it is mounted, "NAME:/PATH"; it holds the run folder.
-        memory: of a node, such as "900Gi".
-        namespace: of the JobSet.
+        claim: persistent volume claim and its mount path, "NAME:/PATH"; it holds the run folder.
+        memory: per node, such as "900Gi".
     """
 
     launcher = "--k8s"
@@ -38,24 +37,21 @@ class JobSet(Resources):
     namespace: str = field(default="", metadata={"pattern": "[a-z0-9-]+"})
 
     def text(self, run_dir: Path) -> str:
-        """Return the JobSet as YAML."""
         return str(yaml.safe_dump(jobset_manifest(self, run_dir), sort_keys=False, width=110))
 
 
 def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
     """Return the JobSet, apiVersion jobset.x-k8s.io/v1alpha2, as Kubernetes reads it.
 
-    A pod that is deleted gets TERM: all processes save and exit with code 3. After that, and after a lost pod
-    or process, all pods are started again, `MAX_RESTARTS` times; exit code 2, an error that the user can
-    fix, ends the JobSet.
+    A deleted pod gets TERM: all processes save and exit with code 3. After that, and after a lost pod or
+    process, all pods are restarted, `MAX_RESTARTS` times; exit code 2, an error that the user can fix, ends
+    the JobSet.
 
     Args:
-        job: the resources.
-        run_dir: absolute, below the mount path of the claim. It names the JobSet; characters that Kubernetes
+        run_dir: absolute, under the mount path of the claim. It names the JobSet; characters that Kubernetes
             does not allow become hyphens.
 
-    Raises:
-        LaunchError: the run folder is not on the claim.
+    Raises LaunchError if the run folder is not on the claim.
     """
     claim, mount = job.claim.split(":")
     if not run_dir.is_relative_to(mount):
@@ -68,7 +64,7 @@ def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
     name = name[:_LONGEST_NAME].rstrip("-") or "vitctl"  # a service's name begins with a letter
     words = ["python", "-m", "vitctl", "resume", str(run_dir)]
     first = f"{name}-{_WORKERS}-0-0.{name}"
-    # The address of the first pod has no meaning before that pod is scheduled.
+    # The address of the first pod does not resolve before that pod is scheduled.
     waits = f"until getent hosts {first} > /dev/null; do sleep 1; done; exec " if job.nodes > 1 else "exec "
     words += ["--nodes", f"{job.nodes}@{first}:{PORT}"] if job.nodes > 1 else []
     limits = {
@@ -95,7 +91,7 @@ def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
         "containers": [container],
         "volumes": [
             {"name": "runs", "persistentVolumeClaim": {"claimName": claim}},
-            {"name": "shm", "emptyDir": {"medium": "Memory"}},  # 64 MB by default; batches pass through it
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},  # for batches; the default is 64 MB
             {"name": "cache", "emptyDir": {}},  # on the node's disk, for remote shards and weights
         ],
     }
@@ -115,7 +111,7 @@ def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
         "spec": {
             "failurePolicy": {
                 "maxRestarts": MAX_RESTARTS,
-                # All old pods are gone before new ones start: the run folder is locked.
+                # Old pods must be gone before new ones start, because they lock the run folder.
                 "restartStrategy": "BlockingRecreate",
                 "rules": [
                     {"name": "fixable", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}

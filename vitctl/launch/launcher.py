@@ -45,33 +45,28 @@ from vitctl.recipe.schema import Recipe
 from vitctl.system.files import no_links
 from vitctl.system.text import typed
 
-LEFT_SECONDS = 5.0  # for a process of this machine that does not end, once the result is written
-LINGER_SECONDS = 20.0  # for the other machines, once the run is over
+LEFT_SECONDS = 5.0  # for a process of this machine to end, once the result is written
+LINGER_SECONDS = 20.0  # for the other machines to finish, once the run is over
 WAIT_SECONDS = 5.0  # without processes, before a message says so
 NOTES_SECONDS = 5.0  # until the note of a process on another machine is visible here
 
 
 class Follower:
-    """Passes the records that other processes append to a log to `report`, each once, and their current
-    state.
-    """
+    """Passes new records in a log to `report`, each once, and the processes' current state."""
 
     def __init__(self, path: Path, report: Report, now: Path | None = None) -> None:
         self.path, self.report, self.now_file = path, report, now
         self.last_now: Record = {}
         self.offset = 0
         self.inode = -1
-        # Hashes of lines that were there before, or are reported: a restart cuts records out of the log. Time
+        # Hashes of earlier and of reported lines: a restart cuts records out of the log. Time
         # stamps do not help: clocks can be set back.
         self.seen = set[int]()
         with suppress(OSError):
             self._new_lines()
 
     def poll(self) -> None:
-        """Report what is new since the last poll.
-
-        A file that cannot be read, or a line that is no record, is ignored.
-        """
+        """Report what is new since the last poll; unreadable files and lines are ignored."""
         with suppress(OSError, AttributeError):
             lines = [line.decode(errors="replace") for line in self._new_lines()]
             for record in parse_records("\n".join(lines)):
@@ -85,10 +80,7 @@ class Follower:
                 self.report(record)
 
     def _new_lines(self) -> list[bytes]:
-        """Return complete lines that are new since the last poll.
-
-        A log that was truncated is a new file with old lines.
-        """
+        """Return complete lines since the last poll. A truncated log counts as a new file with old lines."""
         with self.path.open("rb") as file:
             status = os.fstat(file.fileno())
             if status.st_ino != self.inode or status.st_size < self.offset:
@@ -107,7 +99,7 @@ def launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: Laun
     """Run the recipe of a prepared folder in new processes; see `launch`."""
     logs = run_dir / LOGS
     logs.mkdir(exist_ok=True)
-    # The processes of this run start only when all machines have reached this point: none of their notes is
+    # The processes of this run start only when all machines have reached this point, so no note of theirs is
     # removed here.
     forget_errors(run_dir)
     (logs / NOW).unlink(missing_ok=True)
@@ -123,11 +115,11 @@ def launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: Laun
     with agent.watched():
         while agent.runs():
             follower.poll()
-            with suppress(OSError, psutil.Error):  # a disk that fails for a moment must not end the run
+            with suppress(OSError, psutil.Error):  # a short disk failure must not end the run
                 if watcher.waits_in_vain():
                     break
     follower.poll()
-    with suppress(OSError):  # a failing disk: the outcome then names no process
+    with suppress(OSError):  # if the disk fails, the outcome names no process
         note_first_killed(run_dir, log.read_bytes()[before:].decode(errors="replace"))
     try:
         _check_outcome(run_dir, recipe, config, agent, log)
@@ -137,7 +129,7 @@ def launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: Laun
 
 
 class _Watcher:
-    """Forwards signals to the processes of this machine, and notices what the agent waits for in vain."""
+    """Forwards signals to the processes of this machine, and notices when the agent waits in vain."""
 
     def __init__(self, run_dir: Path, agent: Agent, config: LaunchConfig) -> None:
         self.run_dir, self.agent = run_dir, agent
@@ -145,10 +137,7 @@ class _Watcher:
         self.clocks: dict[str, float] = {}
 
     def waits_in_vain(self) -> bool:
-        """Return whether the agent waits for processes that will not come or will not end.
-
-        A wait for other machines is announced once.
-        """
+        """Return whether the agent waits for processes that will not come or end; announce a wait once."""
         agent = self.agent
         workers, is_stopping = agent.workers(), bool(agent.signals)
         agent.forward_signal()
@@ -166,7 +155,6 @@ class _Watcher:
         return starts_nothing or self._holds_for("over", is_over, seconds)
 
     def _holds_for(self, name: str, holds: bool, seconds: float) -> bool:
-        """Return whether a condition has held for that long."""
         since = self.clocks.setdefault(name, time.monotonic())
         if not holds:
             del self.clocks[name]
@@ -174,10 +162,7 @@ class _Watcher:
 
 
 def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, agent: Agent, log: Path) -> None:
-    """Check that RUN/result.json is there; else raise the first error.
-
-    The exit of the agent says less: another machine may have ended before its barrier.
-    """
+    """Raise the first error unless RUN/result.json exists; the agent's exit code says less."""
     status, until = read_status(run_dir), time.monotonic() + NOTES_SECONDS
     is_stopping = bool(agent.signals)
     error = first_error(run_dir)

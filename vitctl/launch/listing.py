@@ -1,4 +1,4 @@
-"""The runs below a folder: list them, and free their disk space."""
+"""The runs under a folder: list them, and free their disk space."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ from vitctl.report.run_records import run_folders
 from vitctl.system.files import open_regular, read_toml
 
 T = TypeVar("T")
-_TAIL_BYTES = 2**16  # of steps.jsonl, read for its last line
+_TAIL_BYTES = 2**16  # read from the end of steps.jsonl for its last line
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,13 @@ class RunLine:
     """A run in a list.
 
     Args:
-        folder: of the run.
-        recipe, job: "" where unknown.
+        recipe, job: "" if unknown.
         state: running, done, stopped, failed; "interrupted" if its process was killed, "prepared" before the
-            first start, "invalid" if its result.json cannot be used.
+            first start, "invalid" if its result.json is unusable.
         step, total_steps: of its training; 0 for other jobs.
-        number, what: its main accuracy, from 0 to 1; None if there is none.
+        number, what: its main accuracy, from 0 to 1, and its name; None if there is none.
         loss: of its last step; None for other jobs.
-        when: of the last update, in seconds since 1970.
-        num_bytes: on disk.
+        when: last update, in seconds since 1970.
     """
 
     folder: Path
@@ -70,7 +68,7 @@ def list_runs(root: Path) -> list[RunLine]:
 
 
 def read_line(folder: Path) -> RunLine:
-    """Return the line of one run; what cannot be read of it is left empty."""
+    """Return the line of one run; unreadable parts stay empty."""
     records = _unless_damaged(read_records, folder / LOG) or []
     result = _unless_damaged(read_result, folder)
     recipe = _unless_damaged(_read_recipe, folder) or {}
@@ -117,7 +115,6 @@ def _state(folder: Path, result: RunResult | None, records: Sequence[Record]) ->
 
 
 def _unless_damaged(read: Callable[[Path], T], path: Path) -> T | None:
-    """Return what is read of a run; None if it cannot be read."""
     try:
         return read(path)
     except (VitctlError, OSError, ValueError):
@@ -129,9 +126,7 @@ def _read_recipe(folder: Path) -> dict[str, Any]:
 
 
 def _last_step(folder: Path, records: Sequence[Record]) -> tuple[int, float | None]:
-    """Return the last finished step and its loss, from log.jsonl, which has some steps, or steps.jsonl,
-    which has all.
-    """
+    """Return the last finished step and its loss, from log.jsonl (some steps) or steps.jsonl (all)."""
     logged = next((r for r in reversed(records) if r.get("kind") == "train"), {})
     step, loss = int(logged.get("step", 0)), logged.get("loss")
     with suppress(LaunchError, OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -162,14 +157,13 @@ def _when(folder: Path, records: Sequence[Record], state: str) -> float:
 
 @dataclass(frozen=True)
 class Removal:
-    """The checkpoints of a run that may go.
+    """The checkpoints of a run that may be deleted.
 
     Args:
-        run: its folder.
-        folders: of the checkpoints.
-        kept: steps that stay, of all trainings in the run.
+        folders: of these checkpoints.
+        kept: steps that stay, in all trainings of the run.
         num_bytes: of `folders`.
-        reason: why nothing of this run may go, or "".
+        reason: why nothing may be deleted, or "".
     """
 
     run: Path
@@ -180,15 +174,13 @@ class Removal:
 
 
 def plan_removal(run: Path) -> Removal:
-    """Return what may go of a run: all complete checkpoints but the last, the best, and the one that its
-    result describes.
+    """Return what may be deleted: complete checkpoints but the last, the best, and the result's.
 
     A run whose lock is held is not touched, nor is a run without a complete checkpoint. Checkpoints that are
-    newer than the last complete one, and those that a resume set aside, stay too: they may be all that is
+    newer than the last complete one, and those that a resume set aside, stay, too: they may be all that is
     left of some steps.
 
-    Raises:
-        CheckpointError: the folder is not a run folder.
+    Raises CheckpointError if the folder is not a run folder.
     """
     if not (run / RECIPE).is_file():
         raise CheckpointError(run, "not a run folder", "give folders as `vitctl runs` lists them")
@@ -204,18 +196,13 @@ def plan_removal(run: Path) -> Removal:
 
 
 def remove(removal: Removal) -> int:
-    """Remove what was planned, with the run's lock held, so that no run starts meanwhile; return the freed
-    bytes.
-
-    Raises:
-        LaunchError: a process holds the lock of the run now.
-    """
+    """Delete what was planned, under the run's lock; return the freed bytes. Raises LaunchError."""
     from vitctl.engine.checkpoint import remove_folders
 
     with locked(removal.run), explaining(removal.run):
         now = {
             folder for root in _roots(removal.run) for folder in _of_training(root)[0]
-        }  # it may have resumed
+        }  # the run may have resumed since the plan
         folders = [folder for folder in removal.folders if folder in now]
         freed = sum(map(size_on_disk, folders))
         remove_folders(folders)
@@ -223,7 +210,7 @@ def remove(removal: Removal) -> int:
 
 
 def _roots(run: Path) -> list[Path]:
-    """Return the folders of checkpoints of all trainings in a run, not of other runs inside it."""
+    """Return the checkpoint folders of all trainings in a run, not of other runs inside it."""
     roots = []
     for path in sorted(run.glob(f"**/{CHECKPOINTS}")):
         above = [folder for folder in path.parents if folder.is_relative_to(run) and folder != run]
@@ -234,7 +221,7 @@ def _roots(run: Path) -> list[Path]:
 
 
 def _of_training(root: Path) -> tuple[list[Path], set[int]]:
-    """Return the checkpoints of one training that may go, and the steps that stay."""
+    """Return the checkpoints of one training that may be deleted, and the steps that stay."""
     from vitctl.engine.checkpoint import has_started_a_run, is_set_aside, newest_checkpoint, read_checkpoint
 
     training = root.parent
@@ -243,7 +230,7 @@ def _of_training(root: Path) -> tuple[list[Path], set[int]]:
         return [], set()
     for folder in step_folders(root):
         if (saved := _unless_damaged(partial(read_checkpoint, by_size=True), folder)) is not None:
-            check_own(saved)  # beside that of another run, none is known to be the last or the best
+            check_own(saved)  # with a foreign one among them, the last and the best are unknown
     steps = {
         step
         for folder in step_folders(root)
@@ -264,7 +251,7 @@ def _of_training(root: Path) -> tuple[list[Path], set[int]]:
 
 
 def all_removals(runs: Sequence[Path]) -> list[Removal]:
-    """Return the plans of several runs. A run that cannot be read stays as it is; its plan says why."""
+    """Return the plans of several runs. An unreadable run is kept; its plan says why."""
     plans = []
     for run in runs:
         try:

@@ -1,7 +1,7 @@
-"""What the processes of a run tell each other through files in RUN/logs.
+"""Communication of a run's processes through files in RUN/logs.
 
-A process that fails leaves a note; the one that reports to the user reads which failed first, and why. And
-each process has a thread that notices when its main thread stands still: it then writes a mark every second.
+A process that fails leaves a note; the one that reports to the user reads which failed first, and why. Each
+process also has a thread that notices when its main thread stands still: it then writes a mark every second.
 A process without a fresh mark is stopped, lost or unreachable. The lowest rank that answers reports it, and
 ends the run if it should stop.
 """
@@ -34,14 +34,11 @@ _NOTE = {"rank": int, "time": float, "mendable": bool}  # in every note of a fai
 
 
 def log_of(run_dir: Path, rank: int) -> Path:
-    """Return the log file for the output of a process."""
     return run_dir / LOGS / f"rank_{rank:02d}.txt"
 
 
 def note_error(run_dir: Path, error: Exception) -> None:
-    """Record what ended this process: the message for all processes to read, the traceback in its own log
-    only.
-    """
+    """Record what ended this process: the message for all to read, the traceback in its log only."""
     rank, fixable = int(os.environ.get("RANK", "0")), isinstance(error, VitctlError)
     log = log_of(run_dir, rank)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +52,7 @@ def note_error(run_dir: Path, error: Exception) -> None:
 
 
 def note_killed(run_dir: Path, rank: int, signal_name: str) -> None:
-    """Write the note for a process that was killed and could not write its own."""
+    """Write the note for a process that was killed and could not write one."""
     _write_note(run_dir, rank, mendable=True, lost_peer=False, killed=signal_name)
 
 
@@ -85,7 +82,7 @@ def first_error(run_dir: Path) -> dict[str, Any] | None:
 
 
 def is_cause(error: Mapping[str, Any] | None) -> bool:
-    """Return whether a note says why the run failed, not only that another process's connection was lost."""
+    """Return whether a note gives the cause of a failure, not only a lost connection to another process."""
     return error is not None and not error.get("lost_peer", False)
 
 
@@ -97,12 +94,7 @@ def is_final(error: Mapping[str, Any] | None) -> bool:
 
 
 def raise_first_error(run_dir: Path, num_processes: int) -> None:
-    """Raise the error of the process that failed first in the last launch, if any.
-
-    Raises:
-        VitctlError: the user can fix it, or a process was killed or lost.
-        RuntimeError: a bug.
-    """
+    """Raise the error of the process that failed first: RuntimeError for a bug, else VitctlError."""
     error = first_error(run_dir)
     if error is None:
         return
@@ -133,28 +125,24 @@ def raise_first_error(run_dir: Path, num_processes: int) -> None:
 
 
 def write_failed_result(run_dir: Path, job: str, text: str) -> None:
-    """Write RUN/result.json of a failed run. If that fails too, the first error is the one to report."""
+    """Write RUN/result.json of a failed run. If that fails, too, the first error is the one to report."""
     from vitctl.jobs.record.result import RunResult, write_result
 
     with suppress(OSError):
         write_result(run_dir, RunResult(job, "failed", error=text))
 
 
-NOTICE_SECONDS = 10.0  # without an answer, before a line says who is waited for
+NOTICE_SECONDS = 10.0  # without an answer, before a line says which process is missing
 GIVE_UP_SECONDS = 15.0  # after a signal, before the run ends without those that do not answer
 _TICK_SECONDS, _QUIET_SECONDS, _FRESH_SECONDS = 1.0, 3.0, 5.0
 _MOST_BYTES = 10_000
 
-End = Callable[[str], None]  # ends this process: the run is stopped, and why
+End = Callable[[str], None]  # ends this process; its argument says why the run stops
 
 
 @contextmanager
 def roll_call(run_dir: Path, journal: Journal, stop: StopFlag, end: End) -> Iterator[None]:
-    """Within the block, report processes that do not answer, and leave them behind `GIVE_UP_SECONDS` after a
-    signal.
-
-    `end` is called in another thread.
-    """
+    """Report processes that do not answer; `GIVE_UP_SECONDS` after a signal, call `end` from a thread."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     one = (
         _Rank(run_dir, journal, stop, end, int(os.environ["RANK"]), size)
@@ -199,7 +187,7 @@ def resume_text(run_dir: Path, job: str = "") -> str:
 
 
 def _missing_images() -> str:
-    """Return what the main thread has waited for too long, if it waits for images; else ""."""
+    """Return why the main thread has waited too long for images, if it has; else ""."""
     since, stopped = HERE.images_since, []
     if since is None or time.monotonic() - since < NOTICE_SECONDS:
         return ""
@@ -216,18 +204,18 @@ class _Alone:
 
     journal: Journal
     stop: StopFlag
-    reported: float | None = None  # the wait that a line was written about
-    outage: str = ""  # likewise
+    reported: float | None = None  # the wait that was last reported
+    outage: str = ""  # the outage that was last reported
 
     def look(self) -> None:
-        """Called every second."""
+        """Check for waits and outages; called every second."""
         since, images = HERE.images_since, _missing_images()
         if (outage := told()) != self.outage and outage:
             self.journal.write("warning", step=HERE.step, text=f"step {HERE.step}: {outage}")
         self.outage = outage
         for number in HERE.loaders if self.stop.reason and since is None else ():
             with suppress(OSError):
-                os.kill(number, signal.SIGKILL)  # it would not end by itself
+                os.kill(number, signal.SIGKILL)  # it would not end otherwise
         if images and since != self.reported and not outage:
             self.reported = since
             self.journal.write("warning", step=HERE.step, text=f"step {HERE.step}: {images}")
@@ -253,11 +241,9 @@ class _Rank:
     stopping_since: float | None = None
 
     def file(self, rank: int) -> Path:
-        """Return the file with the mark of a process."""
         return self.run_dir / LOGS / f"mark_{rank:02d}.json"
 
     def write(self) -> None:
-        """Write the mark of this process."""
         self.beat += 1
         mark = {
             "host": socket.gethostname(),
@@ -271,7 +257,7 @@ class _Rank:
             aside.write_text(json.dumps(mark), encoding="utf-8")
 
     def look(self) -> None:
-        """Called every second."""
+        """Write and read marks, and report processes that stand still; called every second."""
         now, place = time.monotonic(), (HERE.arrivals, HERE.images_since)
         if place != self.place:
             self.place, self.since = place, now

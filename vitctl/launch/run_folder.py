@@ -1,4 +1,4 @@
-"""Run folders: their lock, what they may hold before a run starts, and clean-up after a refused command."""
+"""Run folders: locks, what they may hold before a run starts, and clean-up after a refused command."""
 
 import fcntl
 import os
@@ -18,8 +18,8 @@ from vitctl.system.process import tell
 
 LOCK = ".lock"
 LOGS = "logs"
-FLIGHT = "nccl_rank_"  # in logs, and the rank: a dump of NCCL's flight recorder
-NOW = "now.json"  # in logs: the current state of a run that several processes do
+FLIGHT = "nccl_rank_"  # in logs, followed by the rank: a dump of NCCL's flight recorder
+NOW = "now.json"  # in logs: the current state of a run with several processes
 LOCK_POLL_SECONDS = 2.0
 _FLOCK = "hhqqi0q"  # Linux: type, whence, start, length, process
 _MOST_BYTES = 256 * 2**20
@@ -43,11 +43,7 @@ def read_status(run_dir: Path) -> str | None:
 
 @contextmanager
 def leaving_nothing(folder: Path) -> Iterator[None]:
-    """On an error inside the block, remove what it wrote into `folder`, and the folders that it made.
-
-    Raises:
-        VitctlError: an operating system error inside, explained; or the error that was raised inside.
-    """
+    """On an error in the block, remove what it wrote into `folder`, and the folders that it made."""
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     there = _entries(folder)
     with explaining(folder):
@@ -69,12 +65,9 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 @contextmanager
 def prepared_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Make and lock a run folder before anything else is done in it; on an error clean up as
-    `leaving_nothing` does.
+    """Make and lock a run folder first of all; on an error clean up as `leaving_nothing` does.
 
-    Raises:
-        LaunchError: it is a file, or another process holds the lock after `seconds`; nothing was changed.
-        VitctlError: as `leaving_nothing`.
+    Raises LaunchError, and changes nothing, if it is a file or still locked after `seconds`.
     """
     _check_not_file(folder)
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
@@ -92,12 +85,9 @@ def prepared_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Lock a run folder, waiting `seconds` for another process that holds the lock.
+    """Lock a run folder, waiting `seconds` for another holder. Raises LaunchError if it stays locked.
 
     The kernel releases the lock when this process ends, however it ends; workers do not inherit it.
-
-    Raises:
-        LaunchError: another process holds it.
     """
     until = time.monotonic() + seconds
     while True:
@@ -137,8 +127,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def is_running(folder: Path) -> bool:
-    """Return whether another process holds the lock of a run folder. The lock is not taken, so that no run is
-    disturbed.
+    """Return whether another process holds the lock of a run folder, without taking the lock.
 
     The process that holds the lock must not call this: POSIX releases the lock when this closes the file.
     """
@@ -146,22 +135,17 @@ def is_running(folder: Path) -> bool:
     try:
         with open_regular(folder / LOCK, error=LaunchError) as file:
             answer = fcntl.fcntl(file, fcntl.F_GETLK, question)
-    except (LaunchError, OSError):  # there is none, or it cannot be read
+    except (LaunchError, OSError):  # no lock file, or not readable
         return False
     return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
 
 
 @contextmanager
 def locked_for_run(folder: Path, *, starts_again: bool = False) -> Iterator[None]:
-    """Lock the folder for a run. What --allow permitted holds for this one launch, and a refused launch
-    changes nothing that describes the run.
+    """Lock the folder for a run, or raise LaunchError if another process holds the lock.
 
-    Args:
-        folder: of the run.
-        starts_again: an error is not the end of the launch, which starts its processes again.
-
-    Raises:
-        LaunchError: another process holds the lock.
+    What --allow permitted holds for this launch only, and a refused launch changes nothing that describes the
+    run. With `starts_again` an error is not the end of the launch: its processes are restarted.
     """
     with locked(folder), keeping_result(folder):
         try:
@@ -176,10 +160,7 @@ def locked_for_run(folder: Path, *, starts_again: bool = False) -> Iterator[None
 
 @contextmanager
 def keeping_result(folder: Path) -> Iterator[None]:
-    """Remove RUN/result.json when a run starts.
-
-    Restore that of a finished training if the resume is refused.
-    """
+    """Remove RUN/result.json when a run starts; restore a finished one if the resume is refused."""
     path, steps, done = folder / RESULT, _checkpoints(folder), None
     with suppress(FileNotFoundError):  # another machine may do the same
         done = path.read_bytes() if steps and read_status(folder) == "done" else None
@@ -197,16 +178,7 @@ def _checkpoints(folder: Path) -> set[str]:
 
 
 def check_not_foreign(folder: Path, own: Collection[str] = (), *, what: str = "a run") -> None:
-    """Refuse a folder with files that no run wrote.
-
-    Args:
-        folder: of a run, or to become one.
-        own: further names that are allowed.
-        what: what the folder should hold, for the message.
-
-    Raises:
-        LaunchError: it is a file, or holds other files.
-    """
+    """Refuse a file, or a folder with files that no run wrote, other than `own`. Raises LaunchError."""
     if (folder / RECIPE).is_file():
         return
     _check_not_file(folder, what)
@@ -230,9 +202,7 @@ def _entries(folder: Path) -> set[str]:
 
 
 def failed_without_output(run_dir: Path) -> bool:
-    """Return whether the run in a folder failed before it saved anything: the corrected command may reuse the
-    folder.
-    """
+    """Return whether a run failed before it saved anything: the corrected command may reuse the folder."""
     if read_status(run_dir) != "failed":
         return False
     kept = (path for name in (STEPS, RESULT) for path in run_dir.rglob(name))

@@ -20,11 +20,9 @@ DATA = "data"
 
 
 def prepare_cells(cells: Sequence[SweepCell], out: Path, batch: Resources | None = None) -> None:
-    """Check every run before the first one starts, and write the recipes of their folders, for `batch`
-    to start.
+    """Check every run before the first one starts, and write the recipes of their folders.
 
-    Raises:
-        VitctlError: every problem in one line, with the runs that have it; nothing was written.
+    Raises VitctlError with every problem and its runs in one line; nothing was written.
     """
     if not any(out.glob(f"*/{RECIPE}")):
         check_not_foreign(out, what="a sweep")
@@ -49,10 +47,8 @@ def run_cells(
     A failed run does not stop the others; after a signal the rest is not run.
 
     Args:
-        cells: prepared.
-        out: folder of the sweep.
         metric: dotted name of the number that is compared, e.g. "accuracy".
-        report: returns, for a run and its number, the function that is called with each of its log records.
+        report: called with a run and its number; returns the function that gets each of its log records.
     """
     errors: dict[str, str] = {}
     for number, cell in enumerate(cells):
@@ -87,20 +83,17 @@ def _load(cell: SweepCell, out: Path) -> Loaded:
 
 
 def _problem(text: str, names: Sequence[str], num_cells: int) -> str:
-    """Return a problem and the runs that have it; no names if all runs have it."""
     if len(names) == num_cells:
         return text
     return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {text}"
 
 
 def is_done(folder: Path) -> bool:
-    """Return whether a run is finished."""
     result = read_result(folder)
     return result is not None and result.status == "done"
 
 
 def outcomes(cells: Sequence[SweepCell], out: Path, metric: str, errors: dict[str, str]) -> list[Outcome]:
-    """Return the outcome of every run of a sweep so far."""
     return [
         outcome(out / cell.name, cell.recipe, cell.varied, metric, errors.get(cell.name, ""))
         for cell in cells

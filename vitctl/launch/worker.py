@@ -1,7 +1,7 @@
 """The body of every process: read RUN/recipe.toml, do the job, leave RUN/result.json.
 
-`accelerate launch` starts it as `python -m vitctl.launch.worker RUN`; one process alone, and those that srun
-or torchrun started with a vitctl command, call it.
+`accelerate launch` runs `python -m vitctl.launch.worker RUN`. A single process, and processes that srun or
+torchrun started with a vitctl command, call it directly.
 """
 
 import json
@@ -96,7 +96,7 @@ def work(
         report: called with every log record.
         prepared: the result of `prepare_run` in this process; None: the recipe is read from the folder.
         locked: whether the launcher holds the lock of the folder.
-        stopped_code: exit code if the run should stop, and ends without a process that does not answer.
+        stopped_code: exit code if the run should stop and ends without a process that does not answer.
 
     Returns:
         the result, also written to RUN/result.json by the main process; its status is "stopped" after a
@@ -131,7 +131,7 @@ def _work(
     try:
         report({"kind": "now", "text": "starting", "time": time.time()})
         _join_processes(run_dir, recipe, report)
-        # The import takes seconds; signals are handled before.
+        # The import takes seconds, so it comes after the signal handlers.
         job = getattr(import_module(JOBS[recipe.job]), recipe.job)
         report({"kind": "now", "text": "reading weights and data", "time": time.time()})
 
@@ -152,9 +152,9 @@ def _work(
                 "was removed while its run went on; it is not complete",
                 "remove what is left, and run it again",
             )
-        records_agreed(run_dir)  # of trainings that were all finished
+        records_agreed(run_dir)  # for trainings that had all finished earlier
     except Stopped:
-        outage = next(filter(None, gather_texts(stop.outage)), "")  # of any process
+        outage = next(filter(None, gather_texts(stop.outage)), "")  # on any process
         if outage and restarts_left() > 0:
             leave_group()
             print(outage, file=sys.stderr)
@@ -182,7 +182,7 @@ def work_as_member(
     locked: bool = False,
     stopped_code: int = RESUMABLE,
 ) -> dict[str, Any]:
-    """Do `work` in one of several processes. Every process raises the error that came first, on any node."""
+    """Do `work` in one of several processes. All raise the error that came first, on any node."""
     try:
         result = work(run_dir, report, prepared, locked=locked, stopped_code=stopped_code)
     except Exception as error:
@@ -200,20 +200,16 @@ def launch(
     config: LaunchConfig = LaunchConfig(),
     prepared: "Prepared | None" = None,
 ) -> dict[str, Any]:
-    """Run the recipe of a prepared folder to its end: in this process where it is the only one or one of
-    several, else in new ones.
+    """Run the recipe of a prepared folder to its end, in this process or in new ones.
+
+    This process does the job if it is the only one or one of several. Returns the content of RUN/result.json.
 
     Args:
-        run_dir: prepared.
         report: called with every log record.
-        config: the machines and the restarts.
-        prepared: what `prepare_run` gave in this process; None: the recipe is read from the folder.
-
-    Returns:
-        the content of RUN/result.json.
+        prepared: the result of `prepare_run` in this process; None: the recipe is read from the folder.
 
     Raises:
-        VitctlError: as the job raises; of several processes, the one that failed first, or one that was
+        VitctlError: as the job raises; with several processes, the error of the first that failed or was
             killed.
         RuntimeError: a process failed with a bug.
     """
@@ -234,10 +230,9 @@ def launch(
 
 
 def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
-    """Join the process group, and log a line for each node."""
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restarts and is_main_process():
-        (run_dir / RESULT).unlink(missing_ok=True)  # of the start that failed
+        (run_dir / RESULT).unlink(missing_ok=True)  # written by the start that failed
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if not (several or restarts):
         return
@@ -274,11 +269,7 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
 
 
 def join_group(run_dir: Path, recipe: "Recipe") -> bool:
-    """Join the process group of a run, and return whether it computes on the CPU.
-
-    Raises:
-        LaunchError: not all processes joined in machine.start_timeout.
-    """
+    """Join the process group; return whether it computes on the CPU. Raises LaunchError if some are late."""
     from vitctl.engine.runtime import join
 
     cpu, m = on_cpu(recipe), recipe.machine
@@ -292,19 +283,18 @@ def join_group(run_dir: Path, recipe: "Recipe") -> bool:
 
 
 def patience(recipe: "Recipe") -> float:
-    """Return how long a process may wait for a server, and the others for it."""
+    """Return how many seconds a process may wait for a server, and the others for it."""
     return float(getattr(getattr(recipe, "data", None), "patience", 0.0))
 
 
 def on_cpu(recipe: "Recipe") -> bool:
-    """Return whether a recipe's job computes on the CPU here."""
     import torch
 
     return recipe.machine.device == "cpu" or not torch.cuda.is_available()
 
 
 def redirect_output(run_dir: Path, streams: Sequence[int] = (1, 2)) -> None:
-    """Redirect what this process prints to its log; or only its errors, stream 2."""
+    """Redirect this process's output to its log, or only its errors, stream 2."""
     log = log_of(run_dir, int(os.environ.get("RANK", "0")))
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", encoding="utf-8", opener=no_links) as file:
@@ -316,7 +306,6 @@ def redirect_output(run_dir: Path, streams: Sequence[int] = (1, 2)) -> None:
 
 
 def leave_group() -> None:
-    """Leave the process group, if there is one."""
     import torch
 
     if torch.distributed.is_initialized():
@@ -324,11 +313,11 @@ def leave_group() -> None:
 
 
 def main() -> None:
-    """`python -m vitctl.launch.worker RUN`: its output and its error go to RUN/logs.
+    """Run `python -m vitctl.launch.worker RUN`; output and errors go to RUN/logs.
 
-    Where a person started it, rank 0 also says in one line how it ended. The exit code tells the agent
-    whether to restart all processes: 0 where the job is done or stopped, and where only the user can fix the
-    error; else 1.
+    If a person started it, rank 0 also prints one line about the outcome. The exit code tells the agent
+    whether to restart all processes: 0 if the job is done or stopped, or only the user can fix the error;
+    else 1.
     """
     if has_agent():
         end_with_parent(os.getppid())
@@ -346,7 +335,7 @@ def main() -> None:
     screen = None if not is_main_process() or started_by_vitctl() else os.dup(2)
     _say(screen, f"{run_dir}: progress is in {LOG}, the output of each process in {LOGS}/")
     redirect_output(run_dir)
-    ignore_output_errors()  # standard output is now a file, on a disk that may be full
+    ignore_output_errors()  # standard output is now a file, whose disk may be full
     report = partial(_write_now, run_dir / LOGS / NOW) if is_main_process() else silent
     try:
         result = work_as_member(run_dir, report, locked=LOCKED in sys.argv, stopped_code=0)
@@ -371,10 +360,7 @@ def _say(screen: int | None, text: str) -> None:
 
 
 def _write_now(path: Path, record: Record) -> None:
-    """Write the current state, which is in no log, for the process that shows progress.
-
-    A full disk does not stop the run.
-    """
+    """Write the current state for the process that shows progress; a full disk does not stop the run."""
     if record["kind"] == "now":
         with suppress(OSError), atomic_write(path, flushed=False) as aside:
             aside.write_text(json.dumps(record), encoding="utf-8")

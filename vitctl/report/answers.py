@@ -1,4 +1,4 @@
-"""The answers of a run's classifier to its test images, if its weights and its data are still there."""
+"""The answers of a run's classifier to its test images, if its weights and its data still exist."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +19,9 @@ from vitctl.recipe.write import toml_value
 from vitctl.report.run_records import RunRecords
 
 MOST_IMAGES = 1000
-_FLOPS = {"cpu": 1e13, "cuda": 1e15}  # spent on a run's answers if the user sets no number of images
+_FLOPS = {"cpu": 1e13, "cuda": 1e15}  # FLOPs for a run's answers if the user sets no number of images
 _FEWEST, _BATCH, _TOP = 64, 64, 5
-_TRAINING_PASSES = 3  # forward and backward, in forward passes
+_TRAINING_PASSES = 3  # cost of forward and backward, in forward passes
 _PLACE = (
     "dataset",
     "path",
@@ -41,10 +41,9 @@ class Answers:
 
     Args:
         source: the images of the split.
-        rows: of each image that was shown to it, in the columns of the answers of an evaluation; and
-            `sample`, its number in the split, and `best`, names and probabilities of its first classes.
-        split: that the images are of.
-        remark: how many images were shown, and whether the answers agree with the result.
+        rows: per image, the columns of an evaluation's answers; `sample`, its number in the split; and
+            `best`, names and probabilities of its first classes.
+        remark: how many images were classified, and whether the answers agree with the result.
     """
 
     source: Source
@@ -54,14 +53,12 @@ class Answers:
 
 
 def answer_split(run: RunRecords, most: int | None) -> Answers:
-    """Show the images that a run was scored on to its classifier: all of them, or evenly spaced ones.
+    """Run a finished run's classifier on its scored images: all of them, or evenly spaced ones.
 
     Args:
-        run: a pre-training, a fine-tuning or an evaluation, finished.
         most: number of images; None: as many as take little time, at most 1,000.
 
-    Raises:
-        VitctlError: the weights or the data cannot be opened, or are not those of the result.
+    Raises VitctlError if the weights or the data cannot be opened, or are not the result's.
     """
     recipe = _scoring(run)
     precision = {"precision": run.provenance.get("precision", "auto")}
@@ -119,7 +116,6 @@ def answer_split(run: RunRecords, most: int | None) -> Answers:
 
 
 def _scoring(run: RunRecords) -> Evaluate:
-    """Return the evaluation of a run's weights on the split that its result is about."""
     assert run.recipe is not None
     recipe: Any = at_start(run.recipe.recipe, run.folder)
     if isinstance(recipe, Evaluate):
@@ -135,7 +131,6 @@ def _scoring(run: RunRecords) -> Evaluate:
 
 
 def _affordable(opened: OpenClassifier) -> int:
-    """Return how many images take little time."""
     network = opened.network
     assert isinstance(network, TorchNetwork)
     flops = training_flops(network.model.config, 1) / _TRAINING_PASSES

@@ -1,7 +1,7 @@
 """Charts of the HTML report and the terminal: axes, numbers as text, and the curves of a run.
 
 A chart is a `Block`: a dict of numbers and text that the macro of its `kind` in template/blocks.html draws as
-SVG. Without torch and jinja2, because `vitctl runs` draws its curves on the same axes.
+SVG. Imports no torch or jinja2, because `vitctl runs` draws its curves on the same axes.
 """
 
 import math
@@ -20,9 +20,9 @@ FRAME = {"width": WIDTH, "height": HEIGHT, "left": 54, "right": 372, "top": 10, 
 MOST_POINTS = 240  # of a line
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 _DOTS_WIDTH, _DOTS_LEFT, _DOTS_TOP, _ROW = 420, 148, 14, 22
-_FEW_POINTS = 12  # of a line whose points are marked
+_FEW_POINTS = 12  # lines with at most as many points have markers
 
-# Fields of the training records that are drawn: field, title, unit.
+# Fields of the training records to draw: field, title, unit.
 _TRAINING: tuple[tuple[str, str, Unit], ...] = (
     ("lr", "Learning rate", "number"),
     ("images_per_second", "Images per second", "number"),
@@ -66,7 +66,7 @@ def tick_text(value: float, unit: Unit = "number") -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """Maps values to pixels: `low` lies at `begin`, `high` at `end`; `ticks` are the values with a label."""
+    """Maps values to pixels: `low` is at `begin`, `high` at `end`; `ticks` are the labelled values."""
 
     low: float
     high: float
@@ -76,7 +76,6 @@ class Axis:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Return the pixel of a value."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log10(low), math.log10(high), math.log10(value)
@@ -94,14 +93,13 @@ def axis(
     num_ticks: int = 4,
     tight: bool = False,
 ) -> Axis:
-    """Return an axis with round ticks that holds all values.
+    """Return an axis with round ticks that covers all values.
 
     Args:
         values: finite; at least one.
         begin, end: pixels of its ends.
         log: logarithmic, if all values are above 0 and cover more than a power of ten.
-        from_zero: starts at 0.
-        most: the largest value that is possible, such as 1 for shares.
+        most: the largest possible value, such as 1 for shares.
         num_ticks: approximate number of intervals.
         tight: ends at the values, not at ticks.
     """
@@ -158,11 +156,8 @@ def line_chart(
 
     Args:
         name: prefix of its ids, unique in the page.
-        title: above it.
-        lines: to draw.
-        x: what the horizontal axis is.
-        unit: of the values.
-        log_x, log: logarithmic axes, where the values allow it.
+        x: label of the horizontal axis.
+        log_x, log: logarithmic axes, if the values allow it.
         from_zero: the vertical axis starts at 0.
     """
     most = MOST_POINTS if len(lines) < 3 else MOST_POINTS // 2
@@ -189,7 +184,6 @@ def line_chart(
 
 
 def _pixels(line: Line, across: Axis, up: Axis) -> Block:
-    """Return the SVG path of a line and its points, as text for the page's script."""
     path, shown, pen = [], [], "M"
     for x, y in line.points:
         if not math.isfinite(y) or (up.log and y <= 0):
@@ -227,13 +221,11 @@ def _description(lines: Sequence[Line], x: str, unit: Unit) -> str:
 def dot_chart(
     name: str, title: str, rows: Sequence[tuple[str, Mapping[str, float]]], *, unit: Unit = "percent"
 ) -> Block | None:
-    """Return a chart with a row for each name and a dot for each of its values, or None without values.
+    """Return a chart with a row per name and a dot for each of its values, or None without values.
 
     Args:
         name: prefix of its ids, unique in the page.
-        title: above it.
         rows: each name with its values by series; the dots of the first series are large.
-        unit: of the values.
     """
     kept = [(row, {key: v for key, v in given.items() if math.isfinite(v)}) for row, given in rows]
     values = [value for _, given in kept for value in given.values()]
@@ -249,7 +241,7 @@ def dot_chart(
             for key, v in given.items()
         ]
         span = [across.at(one(given.values())) for one in (min, max)] if len(given) > 1 else None
-        # The first series is drawn last, on top of the others.
+        # The first series is drawn last, on top.
         drawn.append({"name": row, "y": _DOTS_TOP + _ROW * (number + 0.5), "span": span, "dots": dots[::-1]})
     return {
         "kind": "dots",
@@ -312,7 +304,7 @@ def run_charts(name: str, records: Sequence[Record]) -> list[Block]:
 
 
 def overlaid(name: str, trainings: Mapping[str, Sequence[Record]]) -> list[Block]:
-    """Return loss and accuracy of trainings, all in one chart each."""
+    """Return a chart of loss and one of accuracy, each with all trainings."""
     loss, scored = [], []
     for colour, (key, records) in enumerate(trainings.items()):
         loss.append(Line(key or "loss", points(records, "train", "loss"), colour))
@@ -328,6 +320,6 @@ def overlaid(name: str, trainings: Mapping[str, Sequence[Record]]) -> list[Block
 
 
 def curve_chart(name: str, title: str, lines: Sequence[Line], **options: Any) -> Block | None:
-    """Return a chart of accuracies if one was measured more than once; tables have a single one."""
+    """Return a chart of accuracies if one was measured more than once; tables show single ones."""
     is_curve = any(len(line.points) > 1 for line in lines)
     return line_chart(name, title, lines, unit="percent", **options) if is_curve else None

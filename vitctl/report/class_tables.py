@@ -1,4 +1,4 @@
-"""What a classifier answers, as blocks of a page: confusions, worst classes, wrong answers, examples.
+"""A classifier's answers, as blocks of a page: confusions, worst classes, wrong answers, examples.
 
 Pictures are embedded in the page, within its `Budget` of bytes.
 """
@@ -29,9 +29,9 @@ if TYPE_CHECKING:  # needs torch
 
 CONFUSION, INSPECT = "confusion.csv", "inspect"
 _MAX_CONFUSION_BYTES, _MAX_PICTURE_BYTES = 64 * 2**20, 16 * 2**20
-_MAX_CLASSES_IN_NUMBERS, _MAX_CLASSES_IN_COLOURS = 12, 60  # of a confusion matrix
+_MAX_CLASSES_IN_NUMBERS, _MAX_CLASSES_IN_COLOURS = 12, 60  # limits for a confusion matrix
 _NUM_CONFUSIONS, _NUM_WORST, _NUM_WRONG, _NUM_EXAMPLES, _NUM_LISTED = 12, 5, 4, 12, 200
-_THUMBNAIL = 112  # pixels of the longer side
+_THUMBNAIL = 112  # longer side in pixels
 _MAX_WIDTH, _MAX_PICTURES = 1400, 40
 
 Counts = Counter[tuple[str, str]]  # images by class and answer
@@ -91,7 +91,7 @@ def _totals(counts: Counts) -> Counter[str]:
 
 
 def worst_classes(counts: Counts, answers: "Answers | None", budget: Budget) -> list[Block]:
-    """Return the classes with the lowest accuracy, with wrongly answered images if they can be read."""
+    """Return the classes with the lowest accuracy, with misclassified images if they can be read."""
     totals = _totals(counts)
     worst = sorted(totals, key=lambda n: (counts[n, n] / (totals[n] or 1), -totals[n], _natural(n)))
     rows = []
@@ -118,7 +118,7 @@ def _wrong_pictures(name: str, answers: "Answers", budget: Budget) -> list[Block
 
 
 def _natural(name: str) -> tuple[int, str]:
-    """Sort key: small numbers by value, then all other names."""
+    """Return a sort key: small numbers by value, then all other names."""
     return (int(name), "") if name.isascii() and name.isdecimal() and len(name) < 10 else (10**10, name)
 
 
@@ -129,9 +129,8 @@ def wrong_answers(run: RunRecords, answers: "Answers | None", budget: Budget) ->
     """Return the most confident wrong answers with their images, and a list of more.
 
     Args:
-        run: its answers to all images are taken if it recorded them.
-        answers: those that were computed for the page, and the images; None if there are none.
-        budget: for pictures.
+        run: the answers that it recorded take precedence.
+        answers: those computed for the page, and the images; None if there are none.
     """
     rows, total = _recorded(run), run.metrics.get("total", 0)
     if rows is None and answers is not None:
@@ -169,9 +168,7 @@ def wrong_answers(run: RunRecords, answers: "Answers | None", budget: Budget) ->
 
 
 def _recorded(run: RunRecords) -> list[dict[str, Any]] | None:
-    """Return the wrong rows of the answers that an evaluation wrote; None if there are none, or they were
-    changed.
-    """
+    """Return the wrong rows of an evaluation's answers; None if they are missing or were changed."""
     file, suspects = Path(run.result.files.get("answers", "") if run.result else ""), run.folder / SUSPECTS
     try:
         if run.provenance.get("answers_sha256") != answers_digest(file):
@@ -191,7 +188,6 @@ def _recorded(run: RunRecords) -> list[dict[str, Any]] | None:
 
 
 def examples(answers: "Answers", budget: Budget) -> Block:
-    """Return evenly spaced images with their answers."""
     total, items = len(answers.rows), []
     number = min(_NUM_EXAMPLES, total)
     for row in (answers.rows[n * total // number] for n in range(number)):
@@ -211,7 +207,7 @@ def thumbnail(source: Source, sample: int, alt: str, budget: Budget) -> Block | 
         return None
     scale = _THUMBNAIL / max(image.size)
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    # Small images are enlarged without blur.
+    # Enlarge small images without blur.
     method = Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.LANCZOS
     return budget.picture(_encoded(image.resize(size, method), "JPEG", quality=82), "image/jpeg", alt, size)
 

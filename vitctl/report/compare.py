@@ -22,12 +22,11 @@ _ALL = (_CLASSIFIER, _FEWSHOT, _PROBE, _VTAB)
 
 @dataclass(frozen=True)
 class Fact:
-    """A key of the provenance that a number depends on.
+    """A provenance key that a number depends on.
 
     Args:
-        key: in the provenance.
-        rule: "agree": numbers must not be compared where it differs; "show": they may, and the difference is
-            shown, because it is part of what is compared, or changes a number only by rounding.
+        rule: "agree": numbers must not be compared if it differs; "show": they may, and the difference is
+            shown, because it is what is compared, or changes a number only by rounding.
         reason: for "agree", what a difference means; for "show", why it is allowed.
         jobs: kinds of results that record it.
     """
@@ -65,7 +64,7 @@ FACTS = (
         "float64", "agree", "solved in another precision: small regularisers give other answers", (_FEWSHOT,)
     ),
     Fact("method", "agree", "another classifier on the representations", (_PROBE,)),
-    # How it is measured. Each changes the score of the same network by whole images.
+    # How it is measured. Each changes which images the same network gets right.
     Fact(
         "precision",
         "agree",
@@ -117,7 +116,7 @@ FACTS = (
     Fact("licence", "show", "of the weights, no part of the measurement"),
     Fact("augment", "show", "belongs to the training", (_VTAB,)),
     Fact("seeds", "show", "other draws estimate the same mean", (_FEWSHOT, _VTAB)),
-    # How it is computed, where only the order of sums differs: at most predictions at a tie change.
+    # How it is computed. Only the order of sums differs: at most tied predictions change.
     Fact("device", "show", "sums in another order, the same precision"),
     Fact("device_name", "show", "as device"),
     Fact("hardware", "show", "as device: instructions of the processor; driver and libraries of a GPU"),
@@ -130,7 +129,7 @@ FACTS = (
         "a digest of everything that was set; the values that differ are shown instead",
     ),
 )
-# Keys that are recorded for some devices or methods only.
+# Keys that only some devices or methods record.
 _SOMETIMES = (
     Fact("threads", "show", "as device"),
     Fact("tf32", "agree", "float32 products have 10 mantissa bits in the one, 23 in the other"),
@@ -152,7 +151,7 @@ _TASK_KEYS = ("split", "data_sha256", "data_source", "train_split", "train_sha25
 _MISSING = {"versions": NOT_RECORDED, "hardware": NOT_RECORDED, "assumed": "not assumed"}
 _QUIET = {"from", "weights", "tasks", "eval_resize", "answers_sha256", "temperature_sha256"}
 _OF_SEEDS = {"seed", "seeds", "weights_sha256", "weights_step", "hold_out_seed"}
-_SETTINGS = {"c", "l2", "lr"}  # that were chosen: no shares
+_SETTINGS = {"c", "l2", "lr"}  # chosen settings, not shares
 _INTEGERS = {"correct", "total", "top5_correct", "step"}
 _CALIBRATION = {"ece", "nll", "brier"}
 _SHOWN = 12
@@ -164,11 +163,10 @@ class Comparison:
     """Numbers side by side.
 
     Args:
-        numbers: for every metric: its name and its value in each result, None if it is missing.
-        reasons: why the numbers must not be compared; empty when they may be.
-        differences: what else differs: provenance key and its value in each result.
-        notes: lines: what is left out, and tests of a result against the first, where both wrote their
-            answers.
+        numbers: every metric's name, and its value in each result, None if missing.
+        reasons: why the numbers must not be compared; empty if they may be.
+        differences: other differences: provenance key and its value in each result.
+        notes: lines: what is left out, and tests of a result against the first, if both wrote answers.
         unrecorded: keys that must agree and that no result records, as in results of earlier versions.
     """
 
@@ -180,18 +178,14 @@ class Comparison:
 
     @property
     def are_seeds(self) -> bool:
-        """Return whether three or more results may be compared and differ in the seed alone."""
+        """Return whether three or more results are comparable and differ in the seed alone."""
         is_many = len(self.numbers[0][1]) > 2 if self.numbers else False
         keys = {key for key, _ in self.differences}
         return is_many and not self.reasons and "seed" in keys and keys <= _OF_SEEDS
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:
-    """Put the results of runs side by side; the others are compared with the first.
-
-    Raises:
-        CheckpointError: a folder has no result.
-    """
+    """Put the results of runs side by side, and compare each with the first. Raises CheckpointError."""
     results = []
     for folder in folders:
         result = read_result(folder)
@@ -202,7 +196,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     fitted = [r.provenance.get("temperature_sha256", "") == r.provenance.get("data_sha256") for r in results]
     for numbers in (one for one, is_fitted in zip(flat, fitted, strict=True) if is_fitted):
         for name in [name for name in numbers if name.split(" ")[-1] in _CALIBRATION]:
-            del numbers[name]  # lower than on other images
+            del numbers[name]  # too low: fitted to the scored images
     names = dict.fromkeys(name for numbers in flat for name in numbers)
     reasons = [
         *(
@@ -272,12 +266,7 @@ def _tested(name: Path, first: RunResult, folder: Path, other: RunResult) -> str
 
 
 def _answered(folder: Path, result: RunResult) -> dict[str, bool]:
-    """Return which images the answers of a result get right, by path.
-
-    Raises:
-        CheckpointError: the file has other answers than those of the result.
-        VitctlError: the file is missing or damaged.
-    """
+    """Return which images a result gets right, by path. Raises VitctlError if its answers are unusable."""
     place = Path(result.files["answers"])
     if result.provenance.get("answers_sha256") not in (None, answers_digest(place)):
         raise CheckpointError(
@@ -331,7 +320,7 @@ def _reasons(name: Path, first: RunResult, other: RunResult) -> list[str]:
     for fact in (*_facts(first), *some):
         values = [recorded.get(fact.key, NOT_RECORDED) for recorded in (two, one)]
         if fact.key == "data_source" and one.get("data_sha256") == two.get("data_sha256") is not None:
-            continue  # the same bytes, from whichever source
+            continue  # the same bytes, whatever the source
         if fact.rule == "agree" and not _agree(fact.key, *values):
             shown = [_short(value) for value in values]
             reasons.append(f"{fact.key} is {shown[0]}, but {shown[1]} in {name}: {fact.reason}")
@@ -353,14 +342,14 @@ def _agree(key: str, one: Any, other: Any) -> bool:
 
 
 def _kind(result: RunResult) -> str:
-    """Classifiers may be compared however they were trained."""
+    """Return the kind of a result; classifiers are comparable however they were trained."""
     return _CLASSIFIER if result.job in ("evaluate", "finetune", "pretrain") else result.job
 
 
 def _differences(
     results: Sequence[RunResult], recorded: Sequence[Mapping[str, Any]], folders: Sequence[Path]
 ) -> list[tuple[str, list[Any]]]:
-    """Return facts that differ or that some results lack, common keys that differ, and recipe values."""
+    """Return facts that differ or are partly missing, common keys that differ, and recipe values."""
     expected = {fact.key: fact.rule for fact in _facts(results[0], (*FACTS, *_SOMETIMES))}
     shown = [key for key, rule in expected.items() if rule == "show" and any(key in one for one in recorded)]
     others = [
@@ -372,7 +361,7 @@ def _differences(
     table = {key: [one.get(key, NOT_RECORDED) for one in recorded] for key in (*shown, *others)}
     table = {key: values for key, values in table.items() if any(value != values[0] for value in values)}
     for key, values in table.items():
-        if key == "recipe_sha256":  # without values of which the one that was used is shown
+        if key == "recipe_sha256":  # without values whose resolved value is shown
             of_recipe = _recipe_rows(folders, list(map(_short, values)))
             rows += [row for row in of_recipe if row[0].rpartition(".")[2] not in table]
         else:
@@ -381,10 +370,7 @@ def _differences(
 
 
 def _recipe_rows(folders: Sequence[Path], digests: list[str]) -> list[tuple[str, list[Any]]]:
-    """Return a row for each recipe value that affects results and differs.
-
-    If the jobs differ, only for values that all recipes have.
-    """
+    """Return a row for each recipe value that affects results and differs, as far as all recipes have it."""
     try:
         recipes = [load_recipe(str(folder / RECIPE)).recipe for folder in folders]
     except VitctlError:
@@ -404,7 +390,6 @@ def _recipe_rows(folders: Sequence[Path], digests: list[str]) -> list[tuple[str,
 
 
 def _entry_rows(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """Return a row for each entry of a table that differs."""
     tables = [value if isinstance(value, Mapping) else {} for value in values]
     names = dict.fromkeys(name for table in tables for name in table)
     rows = [(f"{key} {name}", [table.get(name, _MISSING[key]) for table in tables]) for name in names]

@@ -1,4 +1,4 @@
-"""`vitctl report`: one HTML file that needs nothing else: no network, no other file, no third-party script.
+"""`vitctl report`: one self-contained HTML file: no network, no other file, no third-party script.
 
 This file decides what the page shows; the templates write it. Jinja2 escapes every value, and `_plain` shows
 control characters and direction marks as escapes, because names and messages come from others.
@@ -54,9 +54,9 @@ if TYPE_CHECKING:  # needs torch
     from vitctl.report.answers import Answers
 
 MAX_BYTES = 3_000_000  # of a page
-_MAX_ANSWERED = 6  # runs whose test images are shown to their classifiers
-_MAX_OVERLAID = 8  # lines of a chart
-_MAX_INNER = 24  # charts of the trainings inside a run
+_MAX_ANSWERED = 6  # runs whose classifiers are run on test images
+_MAX_OVERLAID = 8  # lines per chart
+_MAX_INNER = 24  # charts for the trainings inside a run
 _CLASSIFIERS = ("pretrain", "finetune", "evaluate")
 # Bytes of pictures, and runs with curves and recipe: tried in this order until the page is small enough.
 _LIMITS = ((1_600_000, 24), (800_000, 8), (300_000, 1))
@@ -67,13 +67,12 @@ Say = Callable[[str], None]
 
 @dataclass
 class _Page:
-    """What is left of the limits of a page, and the answers that were computed for it.
+    """The remaining limits of a page, and the answers that were computed for it.
 
     Args:
-        budget: for pictures.
-        full_runs: number of runs that are still shown with curves and recipe.
-        answers: of the classifiers that were asked, by run folder; text is the reason if there are none.
-        reason: why the others have none.
+        full_runs: number of further runs to show with curves and recipe.
+        answers: by run folder; text is the reason if there are none.
+        reason: why other runs have none.
     """
 
     budget: Budget
@@ -96,14 +95,12 @@ def write_report(
 
     Args:
         folders: of runs, of sweeps, or of several runs.
-        out: the file.
-        most_images: test images that the classifier of a run answers for the page; 0: none; None: as many as
-            take little time.
+        most_images: test images that a run's classifier answers for the page; 0: none; None: as many as take
+            little time.
         title: of the page; "": made from the folders.
-        say: called with a line about what takes time.
+        say: called with a line about anything that takes time.
 
-    Raises:
-        CheckpointError: a folder is no run.
+    Raises CheckpointError if a folder is not a run.
     """
     runs, sweeps = read_folders(folders)
     check_free("--out", out, [run.folder / name for run in runs for name in RUN_FILES], b"<!DOCTYPE html>")
@@ -188,9 +185,7 @@ def _environment() -> Environment:
 
 
 def _plain(value: Any) -> Any:
-    """Show control characters and direction marks as escapes, and what is missing as a dash; leave the markup
-    of macros as it is.
-    """
+    """Escape control characters and direction marks, show MISSING as a dash, and keep macro markup."""
     if value == MISSING:
         return "–"
     return value if hasattr(value, "__html__") else printable(str(value))
@@ -201,7 +196,6 @@ def _digest(text: str) -> str:
 
 
 def _sweep(link: str, sweep: SweepRecords, page: _Page) -> dict[str, Any]:
-    """Return a sweep: its table, the curves of its runs in one chart, and each run."""
     first = sweep.runs[:_MAX_OVERLAID]
     names = shared_words([run.name for run in first]) if first else []
     charts = overlaid(link, {name: run.records for name, run in zip(names, first, strict=True)})
@@ -214,7 +208,6 @@ def _sweep(link: str, sweep: SweepRecords, page: _Page) -> dict[str, Any]:
 
 
 def _run(link: str, run: RunRecords, page: _Page) -> dict[str, Any]:
-    """Return a run's section."""
     is_full = page.full_runs > 0
     page.full_runs -= 1
     pictures, unseen = inspect_pictures(run.folder, page.budget)
@@ -248,7 +241,7 @@ def _charts(charts: Sequence[Block]) -> list[Block]:
 
 
 def _inner(link: str, inner: dict[str, list[Record]]) -> list[Block]:
-    """Return loss and accuracy of tasks, rates and seeds; those of one kind share their charts."""
+    """Return loss and accuracy of tasks, rates and seeds; each kind shares its charts."""
     charts = []
     for kind, same in groupby(inner, key=lambda name: name.partition("/")[0]):
         names = list(same)
@@ -264,7 +257,7 @@ def _inner(link: str, inner: dict[str, list[Record]]) -> list[Block]:
 
 
 def _answer_parts(run: RunRecords, page: _Page) -> dict[str, list[Block]]:
-    """Return confusions, worst classes and examples, or a line that says why they cannot be shown."""
+    """Return confusions, worst classes and examples, or a line that says why there are none."""
     found = page.answers.get(run.folder, page.reason)
     answers = None if isinstance(found, str) else found
     note = f"No sample images: {found}." if isinstance(found, str) else f"{found.split}: {found.remark}."

@@ -1,7 +1,7 @@
-"""Our results beside the paper's: finished runs of the shipped recipes, unchanged and on all of their images.
+"""Our results next to the paper's: finished runs of the shipped recipes, unchanged and on all images.
 
-In reading order: which experiments a cell of the paper's tables may show; whether a run is the experiment of
-its recipe, by its values, its images and its start weights; and the accuracies of all runs in a folder.
+In reading order: which experiments a cell of the paper's tables may show; whether a run is its recipe's
+experiment, by values, images and start weights; and the accuracies of all runs in a folder.
 """
 
 import re
@@ -41,7 +41,7 @@ _DATA_SETS = {
     "ImageNet": _IMAGENET, "CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "Pets": "pets",
     "Flowers": "flowers102",
 }  # fmt: skip
-# Section 4.1: ImageNet of Table 2 at 512, of ViT-H/14 at 518.
+# Section 4.1: ImageNet in Table 2 at 512, for ViT-H/14 at 518.
 _TABLE_2_IMAGENET = {
     "jft_h14": "finetune_imagenet_518",
     "jft_l16_14ep": "finetune_imagenet_512",
@@ -50,17 +50,17 @@ _TABLE_2_IMAGENET = {
 # BiT 3.3: R152x4 at 480; CIFAR's small images are enlarged to 128 for every network.
 _R152X4_AT_480 = (_IMAGENET, "pets", "flowers102")
 
-# Recipes of experiments on weights; the other recipes of the tables are rows of RESULTS.
+# Recipes that start from weights; the tables' other recipes are rows of RESULTS.
 _EXPERIMENTS = re.compile(
     r"(finetune|bit)_(imagenet|cifar10|cifar100|pets|flowers102)(_\d+)?|vtab|fewshot|evaluate"
 )
-# Keys that may differ in a run that still counts as one of its recipe, beside those that change no number.
-# data.path may not: its images cannot be checked against the data set that the recipe names.
+# Keys that may differ although a run counts as its recipe's, besides those that change no number.
+# data.path may not differ: its images cannot be checked against the recipe's data set.
 _FREE = (
     *(*RESULT_NEUTRAL, "machine.precision", "evaluation.every_steps", "fewshot_probe."),
     *("seed", "finetune.seeds", "weights.source"),
 )
-# Values set on the command line for recipes that are for any data set.
+# Values set on the command line for recipes that fit any data set.
 _NAMED: Mapping[str, Mapping[str, Any]] = {
     "fewshot": {"data.dataset": _IMAGENET},
     "evaluate": {"data.dataset": _IMAGENET, "data.eval_split": "validation", "evaluation.labels": "real"},
@@ -72,24 +72,21 @@ _ROUND = 1_000_000  # the paper prints the size of JFT-300M in millions
 
 
 def experiments_for(number: str, recipe: str, column: str) -> tuple[str, ...]:
-    """Return the experiments of a cell; if there are two, the better one counts.
+    """Return the experiments of a table cell; if there are two, the better one counts.
 
     Args:
-        number: of the table.
         recipe: of the pre-training.
-        column: of the table.
 
     Returns:
         recipes of the fine-tuning; "vtab"; "5-shot" for linear 5-shot on ImageNet; "real of RECIPE" for that
-        network under the ReaL labels. Empty if there is no recipe of the experiment.
+        network under the ReaL labels. Empty if no recipe has the experiment.
 
-    Paper: Section 4.1, Appendix B.1.1: ResNets are also fine-tuned by BiT's rule, and the best result is
-    taken
+    Paper: Section 4.1, Appendix B.1.1: ResNets are also fine-tuned by BiT's rule, and the best result counts
     """
     if column == "ReaL":
         return tuple(REAL + experiment for experiment in experiments_for(number, recipe, "ImageNet"))
     network = pretraining_recipe(recipe).model
-    is_bit = network.version == "v2"  # a network of BiT's, not of the paper's
+    is_bit = network.version == "v2"  # BiT's network, not the paper's
     if column == "VTAB":
         return () if is_bit else (VTAB,)  # BiT's were scored by BiT's rule for 1,000 images
     if column not in _DATA_SETS:
@@ -103,18 +100,17 @@ def experiments_for(number: str, recipe: str, column: str) -> tuple[str, ...]:
 
 
 def pretraining_recipe(name: str) -> Pretrain:
-    """Load a shipped recipe of a pre-training."""
     recipe = load_recipe(name).recipe
     assert isinstance(recipe, Pretrain)
     return recipe
 
 
 def is_resnet(name: str) -> bool:
-    """Return whether a pre-training recipe trains a ResNet, for which the better of two protocols counts."""
+    """Return whether a pre-training recipe trains a ResNet, whose better protocol of two counts."""
     return isinstance(pretraining_recipe(name).network(1000), ResNetConfig)
 
 
-# Whether a run is the experiment of its recipe
+# Checks that a run is its recipe's experiment
 
 
 @dataclass(frozen=True)
@@ -122,11 +118,8 @@ class FinishedRun:
     """A finished run of a shipped recipe.
 
     Args:
-        folder: of the run.
         where: the folder, as shown to the user.
-        name: of the recipe.
-        recipe: with the values that it was run with.
-        result: its result.
+        recipe: with the values of the run.
     """
 
     folder: Path
@@ -137,12 +130,12 @@ class FinishedRun:
 
     @property
     def digest(self) -> str:
-        """Digest of the weights that its result is of."""
+        """Return the digest of the weights behind its result."""
         return str(self.result.provenance.get("weights_sha256", ""))
 
 
 def recipe_misfit(run: FinishedRun) -> str:
-    """Return the first value in which a run differs from its shipped recipe, as text; "" if none does."""
+    """Return the first value in which a run differs from its shipped recipe; "" if none does."""
     named = _NAMED.get(run.name, {})
     for key, wanted, value in differences(load_recipe(run.name).recipe, run.recipe):
         is_subset = key == "data.subset_images" and run.name.startswith("fig4_")
@@ -161,7 +154,7 @@ def recipe_misfit(run: FinishedRun) -> str:
 
 
 def data_misfit(run: FinishedRun) -> str:
-    """Return why the images of a run are not those of its recipe, by number and source; "" if they are."""
+    """Return why a run's images are not its recipe's, by number and source; "" if they are."""
     used = run.result.provenance
     if unverified := unverified_bytes(run.result):
         return unverified
@@ -183,7 +176,7 @@ def data_misfit(run: FinishedRun) -> str:
 
 
 def _expected_images(recipe: Recipe) -> dict[str, tuple[str, str, int]]:
-    """Return for keys of the provenance: data set, split, and the size of a subset of it (0: all)."""
+    """Return for provenance keys: data set, split, and the size of a subset of it (0: all)."""
     if isinstance(recipe, Fewshot):
         dataset = recipe.data.dataset
         train_split, eval_split = SPLITS[dataset]
@@ -211,11 +204,7 @@ def _vtab_misfit(metrics: Mapping[str, Any]) -> str:
 
 
 def _source_run(run: FinishedRun, candidates: Sequence[FinishedRun]) -> tuple[FinishedRun | None, str]:
-    """The run whose weights another run started from or scored, or why there is none.
-
-    They are those of the result: the best checkpoint with select_best, else the last; the average if the
-    recipe averages.
-    """
+    """Return the run whose result's weights another run started from or scored, or the reason for none."""
     used = run.result.provenance
     if used.get("initialise") == "random":
         return None, "it started from random weights"
@@ -228,7 +217,7 @@ def _source_run(run: FinishedRun, candidates: Sequence[FinishedRun]) -> tuple[Fi
 
 
 class Pretraining(NamedTuple):
-    """A pre-training: the recipe, and the number of images of its data set (0: all)."""
+    """A pre-training recipe, and the number of images of its data set (0: all)."""
 
     recipe: str
     subset_images: int = 0
@@ -243,20 +232,16 @@ class Ours:
 
     @property
     def mean(self) -> float:
-        """Return the mean over the seeds."""
         return statistics.fmean(self.values)
 
     @property
     def std(self) -> float | None:
-        """Return the standard deviation over the seeds, of the population as in `sweep`.
-
-        None for one seed.
-        """
+        """Return the population standard deviation over the seeds, as in `sweep`; None for one seed."""
         return statistics.pstdev(self.values) if len(self.values) > 1 else None
 
 
 class ExcludedRun(NamedTuple):
-    """A finished run of a recipe of the tables that is not used for a cell, and why."""
+    """A finished run of a recipe in the tables that no cell uses, and why."""
 
     run: str
     recipe: str
@@ -265,7 +250,7 @@ class ExcludedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class OurResults:
-    """Accuracies in percent by pre-training and experiment (see `experiments_for`), excluded runs, folder."""
+    """Accuracies in percent by pre-training and experiment (see `experiments_for`), and excluded runs."""
 
     accuracies: dict[tuple[Pretraining, str], tuple[float, ...]]
     left_out: tuple[ExcludedRun, ...] = ()
@@ -294,7 +279,7 @@ def our_results(runs: Path) -> OurResults:
     started from, and a score under the ReaL labels to the fine-tuning run that it scored.
 
     Args:
-        runs: holds run folders, and folders of several such as sweeps; those that cannot be read are skipped.
+        runs: contains run folders, and folders of several such as sweeps; unreadable ones are skipped.
     """
     left: list[ExcludedRun] = []
     usable: list[FinishedRun] = []
@@ -339,7 +324,7 @@ def _chain(run: FinishedRun, usable: Sequence[FinishedRun]) -> tuple[FinishedRun
 
 
 def _accuracies(run: FinishedRun, tuned: str) -> dict[str, Sequence[float]]:
-    """Return shares 0..1, one for each seed, by experiment; `tuned`: recipe of a scored network."""
+    """Return shares 0..1, one for each seed, by experiment; `tuned` is the recipe of a scored network."""
     metrics = run.result.metrics
     if run.result.job == "finetune":
         return {tuned: metrics.get("by_seed") or [metrics["accuracy"]]}
@@ -362,7 +347,6 @@ def _mean_by_seed(rows: Iterable[Sequence[float]]) -> list[float]:
 
 
 def _finished(runs: Path) -> Iterator[FinishedRun]:
-    """Yield every finished run of a recipe that the tables are about, in order of the folders."""
     rows = {name for table in RESULTS.values() for name in table.rows}
     shipped = {name for name in recipe_names() if name in rows or _EXPERIMENTS.fullmatch(name)}
     for folder in sorted(run_folders(runs)):
@@ -378,7 +362,7 @@ def _finished(runs: Path) -> Iterator[FinishedRun]:
 
 
 def _is_outside_tables(recipe: Recipe) -> bool:
-    """Few-shot and evaluation runs exist for every data set; the tables use ImageNet, and the ReaL labels."""
+    """Return whether a few-shot or evaluation run is not on ImageNet, or not under the ReaL labels."""
     if isinstance(recipe, Evaluate):
         return recipe.data.dataset != _IMAGENET or recipe.evaluation.labels != "real"
     return isinstance(recipe, Fewshot) and (recipe.data.dataset != _IMAGENET or bool(recipe.data.datasets))

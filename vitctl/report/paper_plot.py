@@ -1,7 +1,7 @@
 """Figures of the paper as plots, which need matplotlib.
 
-Figures 2, 3, 5 and 13: the paper's numbers filled, ours hollow beside them. Figure 12: the numbers of
-`vitctl bench model --resolutions`.
+Figures 2, 3, 5 and 13: the paper's numbers filled, ours hollow. Figure 12: the numbers of `vitctl bench model
+--resolutions`.
 """
 
 import math
@@ -16,7 +16,7 @@ from vitctl.report.paper_table import Accuracy, Gpu, result_rows, task_rows
 from vitctl.system.figures import GREY, PALE, SERIES, label_text, new_figure, plain_axes, save_figure
 from vitctl.system.text import bytes_text, count_text
 
-_ANY_GPU = Gpu("H100", 0.4)  # GPU-days are not shown
+_ANY_GPU = Gpu("H100", 0.4)  # any will do: GPU-days are not shown
 _BAR = 0.36
 _USUAL_SIDE = 224  # pixels of an image whose FLOPs are shown
 _MARKERS = "osD^vP*X"
@@ -51,7 +51,6 @@ def draw_figure_2(ours: OurResults, path: Path) -> Path:
 def _bar(
     panel: Any, x: float, value: float | None, deviation: float | None, style: Mapping[str, str]
 ) -> list[float]:
-    """Draw a bar with its value above it, and return the value in a list; nothing without a value."""
     if value is None:
         return []
     panel.bar(x, value, _BAR * 0.9, yerr=deviation, **style)
@@ -60,7 +59,7 @@ def _bar(
 
 
 def draw_figure_3(ours: OurResults, path: Path) -> Path:
-    """Draw transfer to ImageNet from three data sets: a line for each ViT, and the band of BiT's ResNets.
+    """Draw transfer to ImageNet from three data sets: a line per ViT, and the band of BiT's ResNets.
 
     Paper: Figure 3, with the numbers of Table 5
     """
@@ -111,7 +110,7 @@ def _ours(one: Accuracy) -> tuple[float | None, float | None]:
 
 
 def draw_figure_5(ours: OurResults, path: Path) -> Path:
-    """Draw transfer against the cost of the pre-training on JFT-300M: the average of five sets, and ImageNet.
+    """Draw transfer against pre-training cost on JFT-300M: the average of five sets, and ImageNet.
 
     Paper: Figure 5, with the numbers of Table 6
     """
@@ -120,7 +119,7 @@ def draw_figure_5(ours: OurResults, path: Path) -> Path:
 
 
 def draw_figure_13(ours: OurResults, path: Path) -> Path:
-    """Draw axial networks: linear 5-shot on ImageNet against the cost of the pre-training.
+    """Draw axial networks: linear 5-shot on ImageNet against pre-training cost.
 
     Paper: Figure 13 left; the speeds of its right half are in the plot of `bench model --resolutions`
     """
@@ -138,7 +137,7 @@ def _draw_costs(
     title: str,
     kind_of: Callable[[str], str],
 ) -> Path:
-    """Draw a panel for each column; each kind of recipe has its colour."""
+    """Draw a panel for each column, with a colour for each kind of recipe."""
     rows = result_rows(number, columns, ours, _ANY_GPU)
     kinds = dict.fromkeys(kind_of(row.recipe) for row in rows)
     style = {kind: (marker, colour) for kind, marker, colour in zip(kinds, _MARKERS, SERIES, strict=False)}
@@ -164,7 +163,7 @@ def family_of(name: str) -> str:
     return "hybrid" if isinstance(variant(pretraining_recipe(name).model.name), HybridConfig) else "ViT"
 
 
-# Each draws our results beside the paper's and writes the .png atomically.
+# Each draws our results next to the paper's and writes the .png atomically.
 PLOTS: Mapping[str, Callable[[OurResults, Path], Path]] = {
     "fig2": draw_figure_2,
     "fig3": draw_figure_3,
@@ -179,7 +178,7 @@ PLOTS: Mapping[str, Callable[[OurResults, Path], Path]] = {
 def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
     """Draw speed and largest batch against the resolution, and speed against FLOPs, for each network.
 
-    Values that were not measured, or that say little, are hollow.
+    Values that were not measured, or are unreliable, are hollow.
 
     Args:
         result: of `bench_resolutions`.
@@ -219,7 +218,7 @@ def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
         number_decades(panel.yaxis)
         panel.set_xticks(sides, [str(side) for side in sides])
         panel.xaxis.minorticks_off()
-    batch.set_xlim(speed.get_xlim())  # also where no batch is known
+    batch.set_xlim(speed.get_xlim())  # even if no batch is known
     number_decades(cost.xaxis)
     number_decades(cost.yaxis)
     cost.margins(0.18, 0.1)
@@ -244,7 +243,7 @@ def _measured(
     line: str,
     style: Mapping[str, str],
 ) -> None:
-    """Draw a line through cells; `keys` are of x, y and whether it was measured: hollow if not."""
+    """Draw a line through cells; `keys` are x, y and whether it was measured: hollow if not."""
     points = [tuple(cell[key] for key in keys) for cell in cells]
     panel.plot([x for x, *_ in points], [y for _, y, _ in points], color=style["color"], linestyle=line)
     for x, y, measured in points:

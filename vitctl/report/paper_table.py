@@ -42,7 +42,6 @@ class Gpu:
     mfu: float
 
     def days(self, flops: float) -> float:
-        """Return the days that one such GPU takes for this many FLOPs."""
         return flops / (self.mfu * PEAK_TFLOPS[self.device] * 1e12 * SECONDS_PER_DAY)
 
 
@@ -55,9 +54,7 @@ class Accuracy(NamedTuple):
 
 
 class ResultRow(NamedTuple):
-    """A pre-training recipe: its accuracy in each requested column, its updates, and its cost in 10^18
-    floating-point operations and days of one GPU.
-    """
+    """A pre-training recipe: accuracies, updates, and cost in 10^18 FLOPs and days of one GPU."""
 
     recipe: str
     accuracies: tuple[Accuracy, ...]
@@ -69,10 +66,7 @@ class ResultRow(NamedTuple):
 
 
 class TaskRow(NamedTuple):
-    """A row of Table 9 or Fig. 2: a task, a group or the mean of all, with an accuracy for each model.
-
-    `others` are the numbers of Fig. 2's other networks, which have no run.
-    """
+    """A row of Table 9 or Fig. 2: a task, a group or the mean; `others` are Fig. 2's other networks."""
 
     name: str
     accuracies: tuple[Accuracy, ...]
@@ -80,11 +74,7 @@ class TaskRow(NamedTuple):
 
 
 def find_gpu(device: str, mfu: float) -> Gpu:
-    """Return a GPU by name.
-
-    Raises:
-        RecipeError: the GPU is unknown, or the share lies outside 0..1.
-    """
+    """Return a GPU by name. Raises RecipeError if it is unknown, or the share is outside 0..1."""
     known = {name.lower(): name for name in PEAK_TFLOPS}
     refuse(
         RecipeError,
@@ -128,10 +118,7 @@ def _ours(number: str, recipe: str, column: str, ours: OurResults) -> Ours | Non
 
 
 def task_rows(number: str, ours: OurResults) -> list[TaskRow]:
-    """Return the rows of Table 9 ("9": each task, and the mean) or Fig. 2 ("fig2": the mean, and each group).
-
-    The paper prints Fig. 2 as bars; its numbers here are means of those of Table 9.
-    """
+    """Return the rows of Table 9 ("9") or Fig. 2 ("fig2"), whose numbers here are means over Table 9."""
     mean = {VTAB: list(TASKS)}
     parts = {task.name: [task] for task in TASKS} | mean
     if number == "fig2":
@@ -154,7 +141,7 @@ def task_rows(number: str, ours: OurResults) -> list[TaskRow]:
 
 
 def setting_rows(number: str, gpu: Gpu) -> list[tuple[str, ...]]:
-    """Return the rows of Table 1, 3 or 4, as the models and the recipes have them: name, then `SETTINGS`."""
+    """Return the rows of Table 1, 3 or 4, from the models and the recipes: name, then `SETTINGS`."""
     if number == "1":
         return [_table_1(name) for name in TABLE_1]
     if number == "3":
@@ -190,7 +177,7 @@ def _table_4(name: str) -> tuple[str, ...]:
     s, lr = recipe.schedule, recipe.optimizer.lr
     if isinstance(recipe, Finetune):
         steps, rates = f"{s.total_steps:,}", ", ".join(f"{one:g}" for one in recipe.sweep.lrs or (lr,))
-    else:  # B.1.1 has two rates and two schedules; Table 4 prints one of each, which the recipe uses
+    else:  # B.1.1 has two rates and two schedules; the recipe uses those that Table 4 prints
         tried = recipe.vtab.sweep_steps or (s.total_steps,)
         steps = ", ".join(f"{n:,}" + " (ours)" * (n != s.total_steps) for n in tried)
         rates = ", ".join(f"{one:g}" + " (ours)" * (one != lr) for one in recipe.vtab.sweep_lrs or (lr,))

@@ -19,12 +19,12 @@ from vitctl.report.run_records import RunRecords, SweepRecords
 from vitctl.report.sweep_table import shared_words
 from vitctl.system.text import count_text, typed
 
-MISSING = "-"  # of a value that was not recorded; a page shows a dash
+MISSING = "-"  # for a value that was not recorded; a page shows a dash
 _DIGEST = re.compile("[0-9a-f]{64}")
-# A cell of a column of numbers, or one without a value.
+# A number's cell, or one without a value.
 _NUMBER = re.compile(r"-?|[±+-]?[\d.,]+(e[+-]?\d+)?%?")
 
-# Groups of the provenance: title, and the prefixes of its keys. The last takes what no other names.
+# Groups of the provenance: title, and the prefixes of its keys. The last group gets the remaining keys.
 _PROVENANCE = {
     "Data": "split data_ num_images labels train_ num_train classes tasks images augment suite",
     "Pre-processing": "image_size eval_ resample exif_ mean std truncated crop flip",
@@ -59,9 +59,6 @@ def table(
     """Return a table. The first cell heads its row; columns of numbers are right-aligned.
 
     Args:
-        caption: what the table shows.
-        header: of the columns.
-        rows: of cells.
         names: number of leading columns that hold names, even if they look like numbers.
         note: a line below.
         links: for each row, the id in the page that its first cell links to.
@@ -85,7 +82,6 @@ def paragraph(text: str, style: str = "") -> Block:
 
 
 def is_digest(text: str) -> bool:
-    """Return whether a text is a SHA-256 digest."""
     return _DIGEST.fullmatch(text) is not None
 
 
@@ -93,18 +89,16 @@ def is_digest(text: str) -> bool:
 
 
 def share(value: Any) -> str:
-    """Write an accuracy in percent."""
     return number(value, "percent")
 
 
 def number(value: Any, unit: Unit = "number") -> str:
-    """Write a number, or that it is missing."""
     found = _number(value)
     return MISSING if found is None else number_text(found, unit)
 
 
 def number_of(job: str, metrics: Mapping[str, Any]) -> tuple[str, float | None]:
-    """Return what the main number of a job's result is, and the number."""
+    """Return the name of a job's main number, and the number."""
     if job == "vtab":
         return "mean of the tasks", _number(metrics.get("mean"))
     accuracy = metrics.get("accuracy")
@@ -151,7 +145,7 @@ def tiles(
 
 
 def warnings(run: RunRecords) -> list[str]:
-    """Warn of accuracies that a constant prediction reaches, and of unverified images."""
+    """Warn about accuracies that a constant prediction reaches, and about unverified images."""
     if run.status != "done" or run.result is None:
         return []
     unverified = unverified_bytes(run.result) if run.metrics else ""
@@ -168,7 +162,7 @@ def _interval(metrics: Mapping[str, Any], key: str) -> str:
 
 
 def _has_seeds(metrics: Mapping[str, Any]) -> bool:
-    """Return whether a deviation is one over several seeds."""
+    """Return whether the deviation is over several seeds."""
     rows = [metrics, *(metrics.get("tasks") or {}).values()]
     return any(len(row.get("by_seed") or ()) > 1 for row in rows)
 
@@ -190,7 +184,6 @@ def run_table(runs: Sequence[RunRecords], links: Sequence[str]) -> Block:
 
 
 def _images(run: RunRecords) -> str:
-    """Name the images that the result of a run is about."""
     split = run.provenance.get("split")
     data = getattr(run.recipe.recipe, "data", None) if run.recipe is not None else None
     name = Path(getattr(data, "path", "")).name or getattr(data, "dataset", "")
@@ -223,7 +216,6 @@ def result_tables(job: str, metrics: Mapping[str, Any], provenance: Mapping[str,
 
 
 def _label_table(metrics: Mapping[str, Any], provenance: Mapping[str, Any]) -> Block:
-    """A row for each set of labels that the predictions were compared with."""
     sets = {str(provenance.get("labels", "original")): metrics}
     others = {name: numbers for name, numbers in metrics.items() if isinstance(numbers, Mapping)}
     sets |= {name: numbers for name, numbers in others.items() if "accuracy" in numbers}
@@ -244,7 +236,7 @@ def _label_table(metrics: Mapping[str, Any], provenance: Mapping[str, Any]) -> B
 
 
 def _fewshot_table(job: str, metrics: Mapping[str, Any]) -> Block:
-    """A row for each data set and number of shots, and the means over several data sets."""
+    """Return a row for each data set and number of shots, and the means over several data sets."""
     rows: list[Sequence[str]] = []
     for data_set, by_shots in metrics["data_sets"].items():
         majority = share(metrics.get("baselines", {}).get(data_set, {}).get("majority_class"))
@@ -263,14 +255,14 @@ def _fewshot_table(job: str, metrics: Mapping[str, Any]) -> Block:
         rows += [(f"mean of {count}", shots, share(value), "", "", "", "") for shots, value in means]
     if job == "probe":  # no draws, and no l2
         header: Sequence[str] = ("data set", "head", "accuracy", "95 %", "per class", "majority")
-        shown, first = [(*r[:3], r[6], *r[4:6]) for r in rows], int(count == 1)  # one set needs no name
+        shown, first = [(*r[:3], r[6], *r[4:6]) for r in rows], int(count == 1)  # a single set needs no name
         return table("Accuracy of frozen features", header[first:], [r[first:] for r in shown])
     header = ("data set", "shots", "accuracy", "std", "per class", "majority", "l2")
     return table("Few-shot accuracy", header, rows)
 
 
 def _vtab_tables(metrics: Mapping[str, Any]) -> list[Block]:
-    """A row for each task and group, and the means, beside the paper's on the same tasks.
+    """Return a row for each task and group, and the means, next to the paper's on the same tasks.
 
     80 columns have no space for both standard deviations. A second table has the settings that were tried.
     """
@@ -347,7 +339,7 @@ def _reliability(name: str, bins: Sequence[Mapping[str, Any]]) -> Block | None:
 
 
 def _fewshot_chart(name: str, data_sets: Mapping[str, Any]) -> Block | None:
-    """Return the accuracy of each data set against the number of shots, if there are several numbers."""
+    """Return each data set's accuracy against the number of shots, if there are several."""
     curves = {
         data_set: tuple(sorted((float(shots), v["accuracy"]) for shots, v in by_shots.items()))
         for data_set, by_shots in data_sets.items()
@@ -358,7 +350,6 @@ def _fewshot_chart(name: str, data_sets: Mapping[str, Any]) -> Block | None:
 
 
 def _task_dots(metrics: Mapping[str, Any]) -> list[tuple[str, dict[str, float]]]:
-    """Return the accuracy of each task and group of VTAB, and the paper's."""
     means = {task: ("tasks", task, row["mean"]) for task, row in metrics["tasks"].items()}
     means |= {f"group {of}": ("groups", of, mean) for of, mean in (metrics.get("groups") or {}).items()}
     papers = {f"paper, {column}": numbers for column, numbers in (metrics.get("paper") or {}).items()}
@@ -403,7 +394,7 @@ def provenance_tables(run: RunRecords) -> list[Block]:
         title = next(one for one, known in _PROVENANCE.items() if key.startswith(tuple(known.split(" "))))
         if key != "versions":
             groups[title].append((" ".join(path).replace("_", " "), value))
-    # Not the name of the machine, because pages are passed on.
+    # Without the machine's name, because pages are shared.
     env = [(name, run.environment[key]) for key, name in _ENVIRONMENT.items() if run.environment.get(key)]
     versions = dict(run.environment.get("versions") or {}) | dict(run.provenance.get("versions") or {})
     groups["Environment"] = [*env, *sorted(versions.items())]
@@ -411,13 +402,11 @@ def provenance_tables(run: RunRecords) -> list[Block]:
 
 
 def repeating_command(run: RunRecords) -> str:
-    """Return the command that repeats a run in a new folder."""
     job, recipe, again = run.job or "pretrain", run.folder / RECIPE, f"{run.folder}_again"
     return f"vitctl {job} --recipe {typed(recipe)} --out {typed(again)}"
 
 
 def value_text(value: Any) -> str:
-    """Write a recorded value for a reader."""
     if value is None or value == "" or value == []:
         return MISSING
     if isinstance(value, bool):

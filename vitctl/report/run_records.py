@@ -1,4 +1,4 @@
-"""What run folders, sweeps and folders of runs record, read from disk without changing anything."""
+"""The records of run folders, sweeps and folders of runs, read from disk without changing anything."""
 
 import math
 from collections import Counter
@@ -24,15 +24,12 @@ class RunRecords:
     """The records of a run folder.
 
     Args:
-        folder: of the run.
         name: in the page.
-        recipe_name: of the recipe it was made from; "" if the file does not say.
+        recipe_name: of the original recipe; "" if the file does not say.
         recipe: None if recipe.toml is not valid here; then `problems` says why.
-        recipe_text: the content of recipe.toml.
         result: None before the run has one.
         environment, launch: env.json and launch.txt; empty if missing.
-        records: of log.jsonl.
-        problems: what could not be read, a line each.
+        problems: what could not be read, one line each.
     """
 
     folder: Path
@@ -55,17 +52,14 @@ class RunRecords:
 
     @property
     def status(self) -> str:
-        """Return the result's status; "not finished" without a result."""
         return self.result.status if self.result else "not finished"
 
     @property
     def metrics(self) -> Mapping[str, Any]:
-        """Return the result's metrics; empty without a result."""
         return self.result.metrics if self.result else {}
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """Return the result's provenance; empty without a result."""
         return self.result.provenance if self.result else {}
 
 
@@ -79,7 +73,7 @@ class SweepRecords:
 
 
 def run_folders(root: Path) -> Iterator[Path]:
-    """Yield the run folders under a folder, and those in its other folders, such as sweeps."""
+    """Yield the run folders in a folder and in its direct subfolders, such as sweeps."""
     for path in root.iterdir() if root.is_dir() else ():
         if _is_run(path):
             yield path
@@ -88,11 +82,7 @@ def run_folders(root: Path) -> Iterator[Path]:
 
 
 def read_folders(folders: Sequence[Path]) -> tuple[list[RunRecords], list[SweepRecords]]:
-    """Read runs, sweeps, and folders of both, such as those of `runs` or `quickstart`.
-
-    Raises:
-        CheckpointError: a folder is none of them.
-    """
+    """Read runs, sweeps, and folders of both. Raises CheckpointError if a folder is none of them."""
     runs: dict[Path, RunRecords] = {}
     sweeps: dict[Path, SweepRecords] = {}
     names = Counter(folder.resolve().name for folder in folders)
@@ -175,5 +165,5 @@ def _read_sweep(folder: Path) -> SweepRecords:
 
 
 def _began(run: RunRecords) -> tuple[float, str]:
-    """Sort key: the time of the first record. Runs without records come last."""
+    """Return a sort key: the time of the first record. Runs without records come last."""
     return min((record["time"] for record in run.records if "time" in record), default=math.inf), run.name

@@ -27,13 +27,10 @@ class Outcome:
     """A run of a sweep.
 
     Args:
-        run: name of its folder.
-        recipe: that it varies.
         varied: dotted key -> value.
         status: "done", "stopped", "failed" or "waiting".
         value: of the compared metric; None before the run is finished.
         numbers: of its result, by dotted name.
-        loss: last that was logged.
         seconds: spent in training.
         error: one line, if it failed.
     """
@@ -51,7 +48,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in their seed: mean and standard deviation of the compared metric."""
+    """Runs that differ only in their seed, with their values of the compared metric."""
 
     name: str
     recipe: str
@@ -60,24 +57,16 @@ class Group:
 
     @property
     def mean(self) -> float:
-        """Return the mean over the seeds."""
         return statistics.fmean(self.values)
 
     @property
     def std(self) -> float:
-        """Return the standard deviation over the seeds, of the population; 0 for one seed."""
+        """Return the population standard deviation over the seeds; 0 for one seed."""
         return statistics.pstdev(self.values)
 
 
 def outcome(folder: Path, recipe: str, varied: Mapping[str, Any], metric: str, error: str) -> Outcome:
-    """Read the outcome of a run from its folder.
-
-    Args:
-        folder: of the run.
-        recipe, varied: of its cell.
-        metric: dotted name of the compared metric.
-        error: of the run that just failed; else "".
-    """
+    """Read the outcome of a run from its folder; `error` is that of a run that just failed, else ""."""
     result = read_result(folder)
     records = read_records(folder / LOG)
     steps = [record for record in records if record.get("kind") == "train"]
@@ -95,10 +84,7 @@ def outcome(folder: Path, recipe: str, varied: Mapping[str, Any], metric: str, e
 
 
 def _logged(records: Sequence[Record]) -> dict[str, float]:
-    """Return the best accuracy of all evaluations and the last few-shot accuracies, which a result may lack.
-
-    Few-shot accuracies in the result override them: they are those of the checkpoint that represents the run.
-    """
+    """Return the best accuracy of all evaluations and the last few-shot ones; a result's take precedence."""
     scores = [r["accuracy"] for r in records if r.get("kind") == "evaluate" and "accuracy" in r]
     best = {"best_accuracy": max(scores)} if scores else {}
     probed = [r for r in records if r.get("kind") == "fewshot" and {"shots", "accuracy"} <= r.keys()]
@@ -115,7 +101,6 @@ def _seconds(steps: Sequence[Record]) -> float | None:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return every number of a result by dotted name."""
     return {
         ".".join(path): value
         for path, value in leaves(metrics)
@@ -124,7 +109,7 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def groups(outcomes: Sequence[Outcome]) -> list[Group]:
-    """Return the finished runs without their seeds, in their order."""
+    """Return the finished runs grouped over seeds, in their order."""
     groups: dict[tuple[str, str], Group] = {}
     for one in outcomes:
         if one.value is None:
@@ -167,15 +152,9 @@ def write_sweep_table(out: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def draw_sweep(groups: Sequence[Group], metric: str, title: str, out: Path) -> Path:
-    """Write OUT/sweep.png atomically: lines over the number that varies, or one dot for each run otherwise.
+    """Write OUT/sweep.png atomically: lines over the number that varies, or one dot per run otherwise.
 
-    Accuracies are in percent, other numbers as they are; bars are one standard deviation over seeds.
-
-    Args:
-        groups: finished runs, at least one.
-        metric: their number.
-        title: above the plot.
-        out: folder of the sweep.
+    Accuracies are in percent, other numbers unchanged; bars are one standard deviation over seeds.
     """
     scale = 100.0 if all(0 <= value <= 1 for group in groups for value in group.values) else 1.0
     key = numeric_axis(groups)
@@ -192,7 +171,7 @@ def draw_sweep(groups: Sequence[Group], metric: str, title: str, out: Path) -> P
 
 
 def numeric_axis(groups: Sequence[Group]) -> str:
-    """Return the only varied key if its values are numbers, else "". Recipes may vary too."""
+    """Return the only varied key if its values are numbers, else "". Recipes may vary, too."""
     keys = {key for group in groups for key in group.varied}
     if len(keys) != 1:
         return ""

@@ -1,8 +1,7 @@
-"""Check the files of a run against its records, without computing anything again.
+"""Check the files of a run against its records, without recomputing anything.
 
-The digests in result.json say whether it, log.jsonl, steps.jsonl and the checkpoints are as they were
-written; those in a checkpoint, whether the records beside it are. Recipe and data are compared with their
-recorded digests.
+The digests in result.json cover result.json itself, log.jsonl, steps.jsonl and the checkpoints; those in a
+checkpoint cover the records next to it. Recipe and data are compared with their recorded digests.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +58,7 @@ T = TypeVar("T")
 _OTHER = "has not the digest that the result names: it was changed, cut, or is of another run"
 
 
-# Of a file by `end_of`; what an earlier release named instead is not compared.
+# A file's `end_of`; what earlier releases recorded instead is not compared.
 End = Annotated[str, AfterValidator(lambda end: end if ":" in end else "")]
 
 
@@ -82,11 +81,7 @@ class ResultFields(BaseModel):
 
 @dataclass
 class Training:
-    """The records in the folder of a run, or of one training inside it, each read once.
-
-    `result` and `steps` are None if the file is missing or not valid; `problems` are the files that cannot be
-    read.
-    """
+    """The records of a run, or of one training inside it; `problems` are files that cannot be read."""
 
     folder: Path
     result: RunResult | None = None
@@ -96,17 +91,14 @@ class Training:
 
     @property
     def finished(self) -> RunResult | None:
-        """Return the result if the training is done."""
         return self.result if self.result is not None and self.result.status == "done" else None
 
     @property
     def last_start(self) -> StartLine | None:
-        """Return the last recorded start."""
         return self.steps.starts[-1] if self.steps is not None and self.steps.starts else None
 
 
 def read_training(folder: Path) -> Training:
-    """Read the records in a folder."""
     training = Training(folder)
     training.result = _read("result", partial(read_result, own=False), training)
     if training.result is not None:
@@ -131,12 +123,7 @@ def _read(what: str, read: Callable[[Path], T], training: Training) -> T | None:
 
 
 def check_records(training: Training, *, is_traced: bool) -> Iterator[Finding]:
-    """Check the records of one training against each other.
-
-    Args:
-        training: its records.
-        is_traced: the recipe asks for a record of the steps.
-    """
+    """Check the records of one training; `is_traced`: its recipe asks for a record of the steps."""
     yield from training.problems
     unreadable = {finding.what for finding in training.problems}
     intact: list[SavedCheckpoint] = []
@@ -198,7 +185,7 @@ def _compared(end: str) -> str:
 
 
 def _check_checkpoints(training: Training, intact: list[SavedCheckpoint]) -> Iterator[Finding]:
-    """Check each checkpoint of a folder; add those that are as written to `intact`."""
+    """Check each checkpoint of a folder; add the unchanged ones to `intact`."""
     paths = sorted(step_folders(training.folder / CHECKPOINTS))
     named = training.recorded.checkpoints
     for path in paths:
@@ -257,12 +244,7 @@ def _check_weights(training: Training, intact: Sequence[SavedCheckpoint]) -> Ite
 
 
 def check_recipe(loaded: Loaded, trainings: Sequence[Training]) -> Finding:
-    """Check recipe.toml against the digests in the result and in the starts.
-
-    Args:
-        loaded: RUN/recipe.toml; places of this machine that replace some of its values are ignored.
-        trainings: of the run; the first is the run itself.
-    """
+    """Check recipe.toml, without paths replaced on this machine, against the result's and starts' digests."""
     recipe = load_recipe(loaded.name).recipe
     digest = json_digest(deciding_values(recipe))
     starts = [start for training in trainings if training.steps for start in training.steps.starts]
@@ -282,14 +264,12 @@ def check_recipe(loaded: Loaded, trainings: Sequence[Training]) -> Finding:
 
 
 def check_data(recipe: Recipe, run: Training, scratch: Path, *, reads_bytes: bool) -> Iterator[Finding]:
-    """Check the indexes of the data against the recorded digests, and with `reads_bytes` every shard against
-    its index.
+    """Check the indexes of the data against the recorded digests.
 
     Args:
         recipe: with data.path as it is on this machine.
-        run: the records of the run, whose folder `data` may hold generated images; nothing is written there.
-        scratch: where they are generated if they are missing.
-        reads_bytes: read every shard.
+        run: its folder `data` may hold generated images; else they are generated in `scratch`.
+        reads_bytes: also check every shard against its index.
     """
     try:
         sources = _sources(recipe, run.folder if (run.folder / "data").is_dir() else scratch)

@@ -1,7 +1,6 @@
-"""Replay: repeat some steps of a training from a checkpoint before them, and compare them with their record
-and with the checkpoints.
+"""Replay: repeat steps of a training from an earlier checkpoint, and compare them with the record.
 
-On the machine type and versions of the run every bit must agree. Elsewhere what was read must be equal, and
+On the run's machine type and versions every bit must agree. Elsewhere the images read must be equal, and
 losses and gradient norms must agree within a tolerance. If they do not, nothing is proven: rounding grows
 from step to step.
 """
@@ -44,8 +43,8 @@ from vitctl.recipe.neutral_keys import PLACES
 from vitctl.verify.finding import Finding, Progress, differs, ok, unchecked, unproven
 from vitctl.verify.rerun import Rerun
 
-# Relative, for the loss; ten times as much for the norm of the gradient. torch's fused optimizers round
-# float64 too on a CPU.
+# Relative, for the loss; ten times as large for the gradient norm. torch's fused optimizers round
+# float64, too, on a CPU.
 TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "tf32": 1e-2, "bf16": 3e-2}
 _GROWS = (
     "rounding grows from step to step: replay steps after a later checkpoint, or on the machine of the run"
@@ -56,16 +55,16 @@ _PART_NAMES = {
     "pixels": "the pixels",
     "labels": "the label",
 }
-# What a start decides about the bits of the steps after it.
+# Fields of a start that decide the bits of the steps after it.
 _COMPUTATION = ("attention", "linear", "compile", "checkpoint_blocks", "micro_batch", "threads", "precision")
-# What a replay takes from the record, and where files are.
+# Values that a replay takes from the record, and paths.
 _NOT_COMPARED = ("machine.precision", *PLACES)
 
 Range = tuple[int, int]  # first and last step
 
 
 class Era(NamedTuple):
-    """Steps that were computed in the same way: the start that tells how, the first and the last step."""
+    """Steps computed in the same way: the start that says how, the first and the last step."""
 
     start: StartLine
     first: int
@@ -73,7 +72,7 @@ class Era(NamedTuple):
 
 
 def eras(steps: Steps) -> list[Era]:
-    """Divide the steps of a record where a start computed in another way than the one before."""
+    """Divide recorded steps wherever a start computes in another way than the one before."""
     joined: list[Era] = []
     for era in _steps_of_starts(steps):
         if joined and _computation(joined[-1].start) == _computation(era.start):
@@ -106,15 +105,9 @@ def newest_before(folder: Path, first: int) -> SavedCheckpoint | None:
 def replay(
     rerun: Rerun, steps: Steps, era: Era, ranges: Sequence[Range], progress: Progress
 ) -> list[Finding]:
-    """Repeat steps of a training and compare them with their record, as far as this machine has what they
-    need; the rest is not proven.
+    """Repeat steps of a training and compare them with their record, as far as this machine can.
 
-    Args:
-        rerun: the training.
-        steps: its record.
-        era: that the steps are in.
-        ranges: of the steps, in ascending order.
-        progress: called after each step.
+    The rest is not proven. `era` contains the steps, and `ranges` are ascending.
     """
     words = ", ".join(f"{first} to {last}" for first, last in ranges)
     if problem := _not_repeatable(rerun.folder, steps, era, ranges[0][0]):
@@ -198,12 +191,9 @@ class _Replay:
     """Repeats steps of the training in `folder` and compares each with its record. Nothing is written.
 
     Args:
-        folder: of the training, which is only read.
-        steps: its record.
         trainer: the prepared training in a scratch folder.
-        may_round: the bits of numbers may differ, because the environment is another.
-        draws_differ: dropout was drawn by other processes: numbers and weights cannot be compared.
-        progress: called after each step.
+        may_round: bits of numbers may differ, because the environment does.
+        draws_differ: other processes drew the dropout: numbers and weights cannot be compared.
         findings: the first difference of each range.
         rounding: the first number whose bits differ where they may; "" if all agree.
         largest: relative difference of a loss.
@@ -222,17 +212,14 @@ class _Replay:
     range: Range = (0, 0)
 
     def compare(self, first: int, last: int) -> Range:
-        """Repeat a range of steps from the newest checkpoint before it.
-
-        Return the range that was compared.
-        """
+        """Repeat a range of steps from the newest checkpoint before it. Return the range compared."""
         saved, is_first = newest_before(self.folder, first), self.range == (0, 0)
         begin = saved.step if saved is not None else 0
         self.range = begin + 1, last
         try:
             if saved is not None:
                 self.trainer.state.load(saved)
-            elif not is_first:  # the state of the start is gone
+            elif not is_first:  # the start state is gone
                 self._unproven(f"{self.folder}: there is no checkpoint before step {first}")
             self._check_weights(begin)
             batches = self.trainer.batches(first_step=begin)
@@ -245,7 +232,6 @@ class _Replay:
         return self.range
 
     def verdict(self, ranges: Sequence[Range]) -> Finding:
-        """Return the finding of a replay in which nothing differs."""
         words = [f"{first} to {last}" if first < last else f"{first}" for first, last in ranges]
         is_one = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
         what = f"step{'' if is_one else 's'} {', '.join(words)}"
@@ -273,27 +259,26 @@ class _Replay:
         self.progress(*self.range, step)
 
     def _check_weights(self, begin: int) -> None:
-        """Compare the weights at the start of a range with the recorded digest."""
         recorded = self.steps.by_step[begin].weights if begin in self.steps.by_step else ""
         recorded = recorded or next((one.weights for one in self.steps.starts if one.step == begin), "")
         if recorded and weights_checksum(self.trainer.state.network) != recorded:
             text = f"the weights after step {begin}" if begin else "the start weights"
             self.rounding = self.rounding or text
-            if not self.may_round:  # continue: the data does not depend on them, and may differ too
+            if not self.may_round:  # continue: the data does not depend on them, and may differ, too
                 self.findings.append(differs("replay", text))
 
     def _differs(self, step: int, text: str) -> NoReturn:
-        """Note a difference, and end this range."""
+        """Record a difference, and end this range."""
         self.findings.append(differs("replay", f"step {step}: {text}"))
         raise _EndError
 
     def _unproven(self, text: str) -> NoReturn:
-        """Note that steps are not proven, and end this range."""
+        """Record that steps are not proven, and end this range."""
         self.findings.append(unproven("replay", text))
         raise _EndError
 
     def _bits_differ(self, step: int, text: str) -> None:
-        """Note that bits differ: a difference where they must agree."""
+        """Record that bits differ, as a difference where they must agree."""
         if not self.may_round:
             self._differs(step, text)
         self.rounding = self.rounding or f"step {step}: {text}"
@@ -345,7 +330,7 @@ class _Replay:
         differing = self._differing_marks(recorded, here, slice(size, None))
         if not len(differing) or len(here.marks) - size != len(names):
             return "the norm of the gradient"
-        last = names[int(differing[-1])]  # the first in the backward pass
+        last = names[int(differing[-1])]  # the first to differ in the backward pass
         return f"the gradient of {last} ({len(differing)} of {len(names)} parameters differ)"
 
     def _differing_marks(self, recorded: StepLine, here: StepRecord, where: slice) -> np.ndarray:

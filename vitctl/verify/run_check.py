@@ -19,8 +19,8 @@ FolderFinding = tuple[Path, Finding]  # folder of a training, and a finding abou
 Range = tuple[int, int]  # first and last step
 
 _IN_DIGEST = ("log", "weights")
-_PLACES = 3  # that `--replay any` replays
-_STEPS = 5  # at each of them
+_PLACES = 3  # places that `--replay any` replays
+_STEPS = 5  # steps at each of them
 
 
 def verify(
@@ -36,14 +36,12 @@ def verify(
     """Check a run, or one training inside it, against its records; the run is only read.
 
     Args:
-        folder: a run, or the folder of one of its trainings.
         steps: to replay: "A:B", both included; "A"; "all"; "any", a few after random checkpoints; "" for
             none.
         scores: score the weights that represent each training again.
         reads_bytes: read every shard.
-        data: where the shards are on this machine; "" for the place in recipe.toml.
-        weights: the start weights, likewise.
-        progress: called while steps are replayed.
+        data: path to the shards on this machine; "": the path in recipe.toml.
+        weights: path to the start weights, likewise.
 
     Returns:
         pairs of the folder of a training and a finding about it.
@@ -94,7 +92,7 @@ def verify(
 
 
 def _loaded(run_dir: Path, data: str, weights: str) -> Loaded:
-    """Load RUN/recipe.toml with the places of data and start weights on this machine."""
+    """Load RUN/recipe.toml with the paths of data and start weights on this machine."""
     name, places = str(run_dir / RECIPE), {"data.path": data, "weights.source": weights}
     if weights and not hasattr(load_recipe(name).recipe, "weights"):
         raise RecipeError(run_dir, "pre-training does not start from weights", "leave out --from")
@@ -102,10 +100,7 @@ def _loaded(run_dir: Path, data: str, weights: str) -> Loaded:
 
 
 def _training_folders(folder: Path, run_dir: Path) -> list[Path]:
-    """Return the folder, then those of the trainings inside it: of each learning rate, seed or task.
-
-    Raises CheckpointError if the folder is part of a run but not a training.
-    """
+    """Return the folder and those of the trainings inside it. Raises CheckpointError if there are none."""
     inside = {path.parent for name in (RESULT, STEP_RECORDS) for path in folder.rglob(name)} - {folder}
     has_records = any((folder / name).is_file() for name in (RESULT, STEP_RECORDS))
     if folder != run_dir and not has_records and not inside:
@@ -120,7 +115,6 @@ def _training_folders(folder: Path, run_dir: Path) -> list[Path]:
 
 
 def _chosen_trainings(trainings: Sequence[Training], steps: str) -> list[Training]:
-    """Return the trainings whose steps --replay names."""
     folder = trainings[0].folder
     recorded = [training for training in trainings if (training.folder / STEP_RECORDS).is_file()]
     if not recorded:
@@ -139,10 +133,7 @@ def _chosen_trainings(trainings: Sequence[Training], steps: str) -> list[Trainin
 
 
 def _chosen_steps(training: Training, text: str) -> list[Range]:
-    """Return the steps of a training that --replay names, in ascending order and without overlap.
-
-    Raises RecipeError if there are no such steps.
-    """
+    """Return the steps that --replay names, in ascending order and without overlap. Raises RecipeError."""
     if training.steps is None:
         return []
     folder, last = training.folder, training.steps.last
@@ -212,7 +203,7 @@ def _rescored(
     run_dir = run_of(folder)
     inside = [one for one in trainings if one.folder != run_dir and (one.folder / CHECKPOINTS).is_dir()]
     for number, training in enumerate(trainings):
-        # The weights of a sweep and of other seeds are not kept; a VTAB table has no weights.
+        # Weights of a sweep and of further seeds are not kept; a VTAB table has no weights.
         is_whole = training.folder == folder and ((folder / CHECKPOINTS).is_dir() or not inside)
         if is_whole or training in inside:
             rerun = Rerun(run_dir, training.folder, loaded, training.last_start, scratch / f"score_{number}")

@@ -25,7 +25,7 @@ class PlainConsole(Console):
 
     @property
     def file(self) -> IO[str]:
-        """The underlying stream without the wrapper that escapes text, also during a live view."""
+        """Return the stream without the wrapper that escapes text, even during a live view."""
         stream: Any = _FILE.fget(self)
         while isinstance(stream, PlainStream):
             stream = stream.stream
@@ -37,7 +37,7 @@ class PlainConsole(Console):
         _FILE.fset(self, new)
 
     def on_broken_pipe(self) -> None:
-        """Let `main` end the command with code 0, where Rich would end it with 1."""
+        """Let `main` end the command with code 0; Rich would exit with 1."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -54,25 +54,18 @@ class PlainConsole(Console):
 
 
 CONSOLE = PlainConsole(highlight=False)
-SHORT_NAME = 22  # characters of a name that is never broken in a table
+SHORT_NAME = 22  # longest name that a table never wraps
 
 
 def say(text: str, style: str | None = None) -> None:
-    """Print text as it is: no markup, and lines are not wrapped, so that they can be copied."""
+    """Print text verbatim, without markup or wrapping, so that lines can be copied."""
     CONSOLE.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def show_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", left: Sequence[str] | None = ()
 ) -> None:
-    """Print a table.
-
-    Args:
-        header: names of the columns.
-        rows: cells as text.
-        title: a line above the table.
-        left: columns of text beside the first; all if None. The other columns are numbers.
-    """
+    """Print a table; `left` are text columns besides the first (None: all), the others are numbers."""
     if title:
         say(title)
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(header))
@@ -83,7 +76,7 @@ def show_table(
             escape(name),
             justify="left" if is_text else "right",
             overflow="fold",
-            no_wrap=is_short or not is_text,  # can be copied
+            no_wrap=is_short or not is_text,  # so that it can be copied
         )
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
@@ -92,10 +85,7 @@ def show_table(
 
 @contextmanager
 def waiting(text: str, console: Console = CONSOLE, *, prints: bool = False) -> Iterator[None]:
-    """Show a line on a terminal during work; the cursor stays visible, also after an error.
-
-    Without a terminal, `prints` prints it.
-    """
+    """Show a line on a terminal during work, even through an error; without one, `prints` prints it."""
     if not console.is_terminal:
         if prints:
             console.print(escape(f"{text} ..."), soft_wrap=True)
@@ -110,7 +100,7 @@ def waiting(text: str, console: Console = CONSOLE, *, prints: bool = False) -> I
 
 @contextmanager
 def progress_bar(title: str, console: Console = CONSOLE) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function (done, total) that moves a progress bar; there is no bar without a terminal."""
+    """Yield a function (done, total) that moves a progress bar; without a terminal there is no bar."""
     with progress_of_steps(console, prints=False) as show:
         yield partial(show, title)
 
@@ -156,11 +146,9 @@ def progress_of_steps(
 
 
 def fetch_weights(source: str, *, on_stderr: bool = False) -> None:
-    """Download weights into the cache, with a progress bar; resumes an interrupted download.
+    """Download weights from an address into the cache, with a progress bar; resumes an earlier download.
 
-    Args:
-        source: the address (https://, hf://, gs://).
-        on_stderr: show progress on standard error, if standard output is for results.
+    `on_stderr` keeps standard output for results.
     """
     from vitctl.models.weights.download import fetch, locate
 

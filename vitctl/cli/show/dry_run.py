@@ -41,22 +41,20 @@ def show_plan(
 
     Args:
         loaded: a recipe of any job but export.
-        run_dir: where it would run.
-        config: the machines and the restarts.
         batch: the job that would start the run.
-        device: value of --device: a GPU whose memory and rates the plan is for.
-        everything: add the defaults.
+        device: value of --device: the GPU whose memory and rates are used.
+        everything: also print the defaults.
 
     Raises:
-        LaunchError: the job cannot use the folder; or not even one image at a time fits the GPU, raised after
-            the plan.
+        LaunchError: the job cannot use the folder; or, after the plan is printed, not even one image fits the
+            GPU.
     """
     from vitctl.jobs.inputs.checks import check_choices
 
     check_choices(loaded)
     refusal, nodes, line = "", config.nodes, launch_line(run_dir, loaded.recipe, config)
     if batch:
-        batch.text(run_dir.resolve())  # it may refuse the folder
+        batch.text(run_dir.resolve())  # raises if the job cannot use the folder
         nodes, line = batch.nodes, batch.line(run_dir)
     if isinstance(loaded.recipe, Pretrain | Finetune):
         loaded, refusal = _show_training(loaded, run_dir, nodes, device, batch)
@@ -77,7 +75,6 @@ def show_plan(
 
 
 def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
-    """Print the cost of a job that scores weights."""
     from vitctl.engine.schedule import TASK_IMAGES, fit_schedule
     from vitctl.jobs.plan import plan_scoring
 
@@ -118,11 +115,7 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
 def _show_training(
     loaded: Loaded, run_dir: Path, nodes: int, device: str | None, batch: Resources | None
 ) -> tuple[Loaded, str]:
-    """Print the cost of a training and its learning rates.
-
-    Returns:
-        the recipe with its length, and why it cannot run; "" if it can.
-    """
+    """Print a training's cost and rates; return the recipe with its length, and why it cannot run or ""."""
     from vitctl.jobs.plan import plan_loaded
 
     gpu, multiple = None if device is None else find_device(device), batch.tasks_per_node if batch else nodes
@@ -155,7 +148,7 @@ def _show_training(
 
 
 def _training_rows(plan: "TrainingPlan", gpu: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the rows on what is computed, and on what; `gpu` is that of --device."""
+    """Yield the rows on the computation and its hardware; `gpu` is that of --device."""
     config, batch = plan.config, plan.recipe.schedule.batch_size
     classes = count_text(plan.num_classes, "class", "classes")
     images = f"{count_text(plan.num_images, 'image')}, {classes}" if plan.num_images else "size unknown"
@@ -190,7 +183,7 @@ def _in_job(way: str, batch: Resources | None) -> str:
 
 
 def _uneven(plan: "TrainingPlan") -> str:
-    """Say what the process with the most images computes, where not all have as many."""
+    """Return a note on the busiest process if shares are uneven, else ""."""
     mean = plan.recipe.schedule.batch_size / plan.recipe.machine.processes
     return f"; the one with the most has {plan.most:,} a step (mean {mean:.4g})" * (plan.most > mean)
 
@@ -213,7 +206,6 @@ def _expected(plan: "TrainingPlan", devices: Sequence[str]) -> str:
 
 
 def _host(plan: "TrainingPlan", nodes: int) -> str:
-    """Describe the memory of the host."""
     from vitctl.jobs.resources import RUNTIME_BYTES
 
     m = plan.recipe.machine
@@ -255,7 +247,7 @@ def _work(flops: int, machine: Machine) -> str:
 
 
 def _computed(plan: "TrainingPlan") -> str:
-    """Return the FLOPs that are computed, and those of the paper's count, of every token in every block."""
+    """Return the FLOPs computed, and the paper's count, with every token in every block."""
     computed, counted = _flops(plan.computed_flops), _flops(plan.training_flops)
     return computed if computed == counted else f"{computed} ({counted} with all tokens in the last block)"
 
@@ -279,7 +271,6 @@ def _time(seconds: float) -> str:
 
 
 def _hours(plan: "TrainingPlan") -> str:
-    """Return the length of a training."""
     if not plan.device:
         return "no time, as machine.device is 'cpu'; `vitctl bench model` measures a step"
     most = " in the process with the most images" if _uneven(plan) else ""
@@ -304,7 +295,6 @@ def _fit(plan: "TrainingPlan") -> str:
 
 
 def _model(config: Config) -> str:
-    """Describe a network."""
     words = (
         [f"stages {', '.join(map(str, config.stage_depths))}"]
         if isinstance(config, HybridConfig | ResNetConfig)

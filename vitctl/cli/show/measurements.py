@@ -1,4 +1,4 @@
-"""`vitctl bench`: from its options to the numbers, and how these are printed."""
+"""`vitctl bench`: runs measurements by their options and prints the numbers."""
 
 import os
 import time
@@ -40,7 +40,7 @@ _BOUNDS = {
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Options of all measurements; `sets` are texts of --set. Refuses a --json that cannot be written."""
+    """Options of all measurements; `sets` are --set texts. Refuses a --json that cannot be written."""
 
     names: tuple[str, ...]
     recipe: str | None
@@ -55,7 +55,7 @@ class BenchOptions:
 
 
 def check_target(flag: str, file: Path, endings: tuple[str, ...]) -> None:
-    """Raise RecipeError if a file has another ending, is a folder, or cannot be written into its folder."""
+    """Raise RecipeError if a file has another suffix, is a folder, or its folder is not writable."""
     refuse(
         RecipeError,
         (
@@ -100,13 +100,7 @@ def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None) ->
 def chosen_recipe(
     options: BenchOptions, flags: Flags, member: Member | None = None
 ) -> tuple[Pretrain | Finetune, str]:
-    """Return the recipe that is measured, and its name.
-
-    A model name without a recipe is measured as a plain network in the default recipe.
-
-    Raises:
-        RecipeError: no such recipe or model, or it does not train.
-    """
+    """Return the recipe to measure, and its name; a model without a recipe is measured in the default one."""
     model, name = (options.names or ("",))[0], options.recipe or DEFAULT_RECIPE
     is_plain = model and options.recipe is None
     overrides = [parse_override(text) for text in options.sets]
@@ -162,7 +156,6 @@ def run_resolutions(
 
 
 def _draw(result: Mapping[str, Any], picture: Path) -> str:
-    """Draw the plot if that is possible, and return a message about it."""
     if not can_plot():
         return f"no plot: {NOT_INSTALLED}"
     from vitctl.report.paper_plot import draw_speed
@@ -189,7 +182,7 @@ def run_data(options: BenchOptions, flags: Flags) -> None:
 
 
 def _write(result: Mapping[str, Any], json: Path | None) -> None:
-    """Write the numbers, also where they cannot be printed: the reader of the output may close the pipe."""
+    """Write the numbers even if they cannot be printed, because the reader closed the pipe."""
     if json is not None:
         with writing(json):
             json.parent.mkdir(parents=True, exist_ok=True)
@@ -208,10 +201,7 @@ def _finish(json: Path | None, stopped: bool, *, exits: bool = True) -> None:
 
 @contextmanager
 def measuring(threads: int | None, seconds: float) -> "Iterator[Budget]":
-    """Give a budget that signals end, and show what is measured now.
-
-    On a terminal this is one line that changes, else a line every ten seconds on standard error.
-    """
+    """Yield a budget that signals end; a terminal line, or standard error, shows what is being measured."""
     import torch
 
     from vitctl.bench.measuring import Budget
@@ -233,7 +223,7 @@ def measuring(threads: int | None, seconds: float) -> "Iterator[Budget]":
 
 
 def show_model(r: Mapping[str, Any]) -> None:
-    """Print a training step: what was measured, its speed and memory, where the time goes."""
+    """Print a training step: the setting, its speed and memory, where the time goes."""
     show_table(("", ""), _model_rows(r), left=None, title=f"bench model: {r['recipe']}")
     CONSOLE.print()
     show_split(r["split"], r["batch_size"], r["seconds"])
@@ -282,7 +272,7 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def show_split(split: Mapping[str, float], images: int, whole: float) -> None:
-    """Print the parts of a step, with bars; they add up to the whole."""
+    """Print the parts of a step with bars; they add up to the step."""
     rows = [
         (part, seconds_text(seconds), f"{seconds / whole:.1%}", "#" * round(_BAR * seconds / whole))
         for part, seconds in split.items()
@@ -292,7 +282,7 @@ def show_split(split: Mapping[str, float], images: int, whole: float) -> None:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a time in seconds or milliseconds, as precise as it matters."""
+    """Return a time in seconds or milliseconds, with sensible precision."""
     if seconds >= 10:
         return f"{seconds:,.3g} s"
     digits = 0 if seconds >= 1 else 1 if seconds >= 0.01 else 3
@@ -300,7 +290,6 @@ def seconds_text(seconds: float) -> str:
 
 
 def show_resolutions(result: Mapping[str, Any]) -> None:
-    """Print a line for each network at each resolution."""
     rows, remarks = [], defaultdict[str, list[str]](list)
     for cell in result["cells"]:
         rate, largest = cell["images_per_second"], cell["largest_batch"]
@@ -332,7 +321,6 @@ def show_resolutions(result: Mapping[str, Any]) -> None:
 
 
 def show_data(r: Mapping[str, Any]) -> None:
-    """Print the rate of a loader."""
     per_cpu, machine = r["images_per_cpu_second"], r["machine"]
     of_cpu = f", {rate_text(per_cpu)} of a CPU second" if per_cpu else ""
     size = f"{bytes_text(r['image_bytes'])} each, to {r['image_size']} pixels"

@@ -39,14 +39,11 @@ def show_paper_tables(
     """Print one table or all.
 
     Args:
-        number: of a table; None for all.
-        targets: columns; none: the default columns of each table.
-        runs: folder of the user's runs.
+        targets: columns; empty: each table's default columns.
         device, mfu: GPU of the GPU-days, and the share of its peak that training reaches.
-        plot: the .png for a figure; None: no plot.
+        plot: .png for a figure; None: no plot.
 
-    Raises:
-        RecipeError: there is no such table, column, GPU or plot.
+    Raises RecipeError if there is no such table, column, GPU or plot.
     """
     gpu = find_gpu(device, mfu)
     if number is not None and number not in TABLES:
@@ -93,7 +90,7 @@ def _check_plot(number: str | None, plot: Path) -> None:
 
 
 def _show_runs(ours: OurResults, runs: Path) -> None:
-    """Print what the columns "ours" show, and which runs are in none of them."""
+    """Print what the columns "ours" show, and which runs are left out."""
     say(
         f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/; ± is "
         f"the deviation over seeds, ours of the population; the paper does not say which."
@@ -152,7 +149,7 @@ def _kind(number: str) -> str:
     return f"{'Section' if '.' in number else 'Table'} {number}:"
 
 
-_OPTIONAL = ("paper", "TPU-days")  # costs that the paper gives for some tables
+_OPTIONAL = ("paper", "TPU-days")  # costs that the paper gives for some tables only
 
 
 def _costs(row: ResultRow) -> dict[str, str]:
@@ -166,7 +163,6 @@ def _costs(row: ResultRow) -> dict[str, str]:
 
 
 def _pair(one: Accuracy, digits: int) -> tuple[str, str]:
-    """Return the paper's accuracy and ours as text."""
     paper = _percent(one.paper, one.deviation, digits)
     return paper, _percent(one.ours.mean, one.ours.std, digits) if one.ours else "not run"
 

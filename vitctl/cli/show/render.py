@@ -1,4 +1,4 @@
-"""What a job prints: progress on a terminal, plain lines elsewhere, and results as tables."""
+"""The output of a job: progress on a terminal, plain lines elsewhere, and results as tables."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from vitctl.system.text import rate_text, share_text
 
 _OVERTAKEN_SECONDS = 5.0
 _SILENT_SECONDS = 30.0  # without a terminal: longest time between two lines of a running training
-_RATE_SECONDS = 3600.0  # over which the time left is estimated, also of a training with slow steps
+_RATE_SECONDS = 3600.0  # window of the time-left estimate; long enough for slow steps
 _BRIEF = ("progress", "train", "now")  # kinds of records that a terminal shows in the view only
 
 
@@ -32,7 +32,7 @@ class _View(Progress):
     lines: Sequence[str] = ()
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """The bars, then the lines, cut off at the width of the terminal."""
+        """Yield the bars, then the lines, cut off at the width of the terminal."""
         VIEW["lines"] = len(self.tasks) + len(self.lines)
         yield self.make_tasks_table(self.tasks)
         for line in self.lines:
@@ -42,7 +42,7 @@ class _View(Progress):
 class Screen:
     """Shows log records while a job runs.
 
-    On a terminal a view is redrawn every second: a bar for the training and one for a pass over images, and
+    On a terminal a view is redrawn every second: a bar for the training, one for a pass over images, and
     below them the newest numbers and the last accuracy. Elsewhere each record is one line.
     """
 
@@ -62,7 +62,7 @@ class Screen:
             disable=not console.is_terminal,
             expand=True,
         )
-        self.bars: dict[str, TaskID] = {}  # of "training" and "pass"
+        self.bars: dict[str, TaskID] = {}  # keys: "training" and "pass"
         self.accuracy, self.waiting_for = "", "starting"
         self.unprinted: Mapping[str, Any] = {}  # the newest step, if only the view shows it
         self.latest = 0.0
@@ -83,11 +83,7 @@ class Screen:
                 self.console.print(escape(_line(self.unprinted)), soft_wrap=True)
 
     def report(self, record: Mapping[str, Any]) -> None:
-        """Show one log record.
-
-        Raises:
-            OSError: the screen cannot be written; raised once, later output is dropped.
-        """
+        """Show one log record. A write error raises OSError once; later output is dropped."""
         try:
             kind, line = record["kind"], _line(record)
             if self.console.is_terminal:
@@ -95,7 +91,7 @@ class Screen:
                 is_end = kind == "train" and record["step"] == record["total_steps"]
                 if kind in _BRIEF and not is_end:
                     return
-            elif "loss" in record:  # a logged step, or the current one; not every current step is shown
+            elif "loss" in record:  # a logged step, or the current one, which is shown only at intervals
                 if kind == "now" and time.monotonic() - self.printed < _SILENT_SECONDS:
                     return
                 self.printed = time.monotonic()
@@ -109,12 +105,11 @@ class Screen:
             raise_output_error()
 
     def report_foreign(self, record: Mapping[str, Any]) -> None:
-        """Show a record that was read from a file, or nothing if the record is malformed."""
+        """Show a record that was read from a file; ignore a malformed one."""
         with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             self.report(record)
 
     def _update(self, record: Mapping[str, Any]) -> None:
-        """Update the view."""
         kind = record["kind"]
         if kind == "now" and 0 < self.latest - record.get("time", self.latest) < _OVERTAKEN_SECONDS:
             return  # the log is newer; a larger difference means that the clock was set back
@@ -138,7 +133,7 @@ class Screen:
         self.view.lines = [*filter(None, (numbers, self.accuracy))] if "training" in self.bars else []
 
     def _move(self, bar: str, text: object, done: float, total: float | None) -> None:
-        """Move a bar to `done` of `total`; another text, or going back, starts it again."""
+        """Move a bar to `done` of `total`; another text, or going back, restarts it."""
         done, total = int(float(done)), None if total is None else int(float(total))
         count = "" if total is None else f"{done:,}/{total:,}"
         name = escape(str(text))
@@ -195,13 +190,12 @@ def _line(record: Mapping[str, Any]) -> str:
         return ""
     if record.get("chance", 0) >= 0.2:  # of five classes or fewer
         line = line.partition(", top-5")[0]
-    if kind == "probe" and not record.get("chosen"):  # its accuracy is in the table
+    if kind == "probe" and not record.get("chosen"):  # the table has its accuracy
         line = "{data_set}  {head}: accuracy {accuracy:.2%}" if "known" in record else ""
     return step + line.format(**record) + _deciding(record) + _known(record) + notes
 
 
 def _numbers(record: Mapping[str, Any]) -> str:
-    """The numbers of a step of a training."""
     slowest = "slowest: process {rank}, {what} {share:.0%}"
     parts = (
         f"lr {record['lr']:.3g}",
@@ -216,13 +210,13 @@ def _numbers(record: Mapping[str, Any]) -> str:
 
 
 def _known(record: Mapping[str, Any], form: str = " (known: {})") -> str:
-    """Return where numbers are beside [known], ` (known: inside 72.9..75.2)`; "" where nothing is known."""
+    """Return how numbers compare with [known], ` (known: inside 72.9..75.2)`; "" without known values."""
     words = known_in_words(record)
     return form.format(words) if words else ""
 
 
 def _deciding(numbers: Mapping[str, Any]) -> str:
-    """Return the number that evaluation.metric chose instead of accuracy; "" where it chose none."""
+    """Return the number of evaluation.metric; "" if that is accuracy."""
     metric = numbers.get("metric")
     return f"  {METRICS[metric]} {numbers[metric]:.2%}" if metric else ""
 

@@ -1,4 +1,4 @@
-"""What `vitctl runs`, `verify` and `sweep` print: lists, a run's curves, live records, findings, sweeps."""
+"""Output of `vitctl runs`, `verify` and `sweep`: lists, a run's curves, live records, findings, sweeps."""
 
 import math
 import sys
@@ -35,7 +35,7 @@ _BARS, _WIDEST = "▁▂▃▄▅▆▇█", 60
 _FIRST_RECORDS = 10  # records that `tail` starts with
 _POLL_SECONDS = 0.5
 _LAST_WARNINGS = 3
-_FINDING = 12  # letters of the label of a finding
+_FINDING = 12  # width of a finding's label
 
 
 def show_list(lines: Sequence[RunLine], root: Path) -> None:
@@ -124,14 +124,13 @@ def _steps(line: RunLine) -> str:
 
 
 def _metric(line: RunLine) -> str:
-    """Return the accuracy of a run, or its loss as long as it has no accuracy."""
+    """Return the accuracy of a run, or its loss until it has one."""
     if line.number is not None:
         return f"{line.number:.2%}"
     return "-" if line.loss is None else f"loss {line.loss:.4g}"
 
 
 def _ago(seconds: float) -> str:
-    """Return how long ago, in the largest unit that fits."""
     age = max(0.0, time.time() - seconds)
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if age >= size:
@@ -140,11 +139,7 @@ def _ago(seconds: float) -> str:
 
 
 def clean_runs(runs: Sequence[Path], *, yes: bool) -> None:
-    """Print which checkpoints can be deleted, ask, and delete them.
-
-    Raises:
-        CheckpointError: there is nobody to ask, and `yes` was not given.
-    """
+    """Print which checkpoints can be deleted, ask (or raise CheckpointError), and delete them."""
     from vitctl.launch.listing import all_removals, remove
 
     removals = all_removals(runs)
@@ -183,10 +178,7 @@ def show_finding(finding: Finding, inside: str) -> None:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Draw a curve in one line: the mean of each part of its values as a bar between the lowest and highest.
-
-    Values that are not finite are left out. "..." for a terminal that has no bars.
-    """
+    """Return a curve in one line: bars for the means of its parts; "..." if the terminal has no bars."""
     finite = np.array([value for value in values if math.isfinite(value)])
     if not len(finite) or CONSOLE.options.ascii_only:
         return "..."
@@ -199,11 +191,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def run_and_show(sweep: Sweep, cells: Sequence[SweepCell], folder: Path, metric: str) -> None:
-    """Run the cells, print their table, and draw their plot; exits with the command's exit code.
-
-    Raises:
-        VitctlError: runs failed, or none has the metric.
-    """
+    """Run the cells, print their table, and draw their plot; exits with the command's exit code."""
     kept = sum(is_done(folder / cell.name) for cell in cells)
     say(
         f"{count_text(len(cells), 'run')} in {folder}"

@@ -1,6 +1,6 @@
-"""Before the first process: a recipe is fitted to the user's data, and all that can be checked is checked.
+"""Fit a recipe to the user's data and check everything that can be checked before the first process starts.
 
-The user's data may be folders of photographs, or have other splits than those that a recipe names.
+The data may be folders of photographs, or have other splits than the recipe names.
 """
 
 import hashlib
@@ -82,13 +82,11 @@ from vitctl.system.files import check_free
 from vitctl.system.remote import GaveUpError, is_remote
 from vitctl.system.text import count_text, typed, typed_command
 
-_MOST_EXPLAINED = 3  # data sets whose missing files are named one by one
+_MOST_EXPLAINED = 3  # data sets whose missing files are listed one by one
 
 
 def is_photographs(path: str) -> bool:
-    """Return whether a path has images that are no shards yet: a local folder with class folders or with a
-    table, a table, or an archive of one of these.
-    """
+    """Return whether a path holds images that are not shards yet: class folders, a table, or an archive."""
     folder = Path(path)
     if path and is_original_file(folder):
         return True
@@ -98,21 +96,14 @@ def is_photographs(path: str) -> bool:
 
 
 def shards_folder(path: str, runs: Path, state: Mapping[str, Any]) -> Path:
-    """Return the folder beside the runs for the shards of photographs in a state, see `fingerprint`.
-
-    Photographs that changed get another folder, so that the shards of earlier runs stay.
-    """
+    """Return the folder of photographs' shards under `runs`; changed photographs (`state`) get a new one."""
     place = Path(path).resolve()
     digest = hashlib.sha256(os.fsencode(place) + str(state["sha256"]).encode())
     return runs / "shards" / f"{place.name}-{digest.hexdigest()[:8]}"
 
 
 def fingerprint(path: str) -> dict[str, Any]:
-    """Return the number of files in a folder, and a digest of their names, sizes and times; of a
-    table, of the images that it lists.
-
-    No image is read.
-    """
+    """Return the number of files (for a table, those it lists) and a digest of names, sizes and times."""
     digest, count = hashlib.sha256(), 0
     if listed := listed_files(Path(path)) or [Path(path)] * os.path.isfile(path):
         for place in listed:
@@ -131,7 +122,7 @@ def fingerprint(path: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Unwritten:
-    """A split of photographs before it is written, for plans: the samples of its shards in another order."""
+    """A split of photographs before it is written, for plans; its shards will have another order."""
 
     originals: Originals
     parts: tuple[Source, ...] = ()
@@ -159,13 +150,10 @@ class _Unwritten:
 
 
 def planned_splits(path: str) -> dict[str, Source]:
-    """Return the splits that the shards of photographs will have; nothing is decoded or written.
-
-    Raises DataError.
-    """
+    """Return the splits that the shards of photographs will have. Nothing is decoded or written."""
     splits = {}
     for name, originals in open_originals(path).items():
-        names = repr((name, [item.key for item in originals.items]))  # the order of a part depends on them
+        names = repr((name, [item.key for item in originals.items]))  # they decide the order of a part
         splits[name] = _Unwritten(originals, digest=hashlib.sha256(names.encode()).hexdigest())
     return dict(splits)
 
@@ -183,19 +171,15 @@ Fitted = tuple[dict[str, str], str]  # values to be set in a recipe, by key, and
 
 
 def fit_splits(loaded: Loaded) -> tuple[Loaded, str]:
-    """Replace the default splits of a recipe by those that data.path has.
+    """Replace a recipe's default splits by the splits that data.path has. Splits that the user named stay.
 
-    Splits that the user named stay. The result is written into the recipe of the run, where every later job
-    reads what was trained on.
-
-    Args:
-        loaded: a recipe of any job.
+    The result is written into the run's recipe, which tells later jobs what was trained on.
 
     Returns:
-        the recipe, and a line that says why it was changed; "" where it needs no change.
+        the recipe, and a line that explains the change; "" if nothing changed.
 
     Raises:
-        DataError: data.path cannot be read; of an address, only if its server fails each attempt.
+        DataError: data.path cannot be read. For an address, raised only if its server fails every attempt.
     """
     recipe = loaded.recipe
     data = getattr(recipe, "data", None)
@@ -254,7 +238,7 @@ def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: De
 
 
 def _sweep(loaded: Loaded, found: list[str], fitting: DefaultSplits) -> dict[str, str]:
-    """Learning rates are chosen on validation or training images: never on those that test them."""
+    """Choose the sweep's splits: validation or training images, never the test images."""
     keys, recipe = ("sweep.train_split", "sweep.eval_split"), loaded.recipe
     if not isinstance(recipe, Finetune) or any(_is_from_flag(loaded, key) for key in keys):
         return {}
@@ -269,9 +253,7 @@ def _sweep(loaded: Loaded, found: list[str], fitting: DefaultSplits) -> dict[str
 
 
 def _scored(loaded: Loaded, scored: str, found: list[str], fitting: DefaultSplits) -> Fitted:
-    """Choose the split to score if there is only one: the part that fine-tuning on it would score, or all
-    of it if it is not called train. A temperature is fitted to validation images where there are any.
-    """
+    """Choose the split to score if the data has only one, and a validation split to fit a temperature."""
     recipe, validation = loaded.recipe, next((name for name in found if ROLES.get(name) == VALIDATION), "")
     if _is_from_flag(loaded, "data.eval_split"):
         return {}, ""
@@ -300,9 +282,7 @@ def _is_from_flag(loaded: Loaded, key: str) -> bool:
 
 
 class StoredNetwork(NamedTuple):
-    """The network of stored weights, their path or address, a line that names the run where none was given,
-    and their metadata.
-    """
+    """The network of stored weights; `taken` names the run if weights.source was "newest"."""
 
     path: str
     config: Config
@@ -323,13 +303,12 @@ def find_network(
     """Find the network that weights.source means; no tensor is read.
 
     Args:
-        source, which, pinned, model, job: as `find_weights` takes them.
-        classifier: of weights.classifier.
-        fetch: downloads the file of an address; by default only the cache is used.
+        source, which, pinned, model, job: see `find_weights`.
+        classifier: weights.classifier.
+        fetch: downloads the file at an address; by default only the cache is used.
 
-    Raises:
-        CheckpointError: there are none, or they are at an address and not in the cache, and no model is
-            named.
+    Raises CheckpointError if there are no weights, or they are at an address, not cached, and no model is
+    named.
     """
     place, taken = weights_place(source, which, job)
     if isinstance(place, Path):
@@ -356,24 +335,15 @@ def find_network(
 
 
 def _newest_file(folder: Path) -> Path | None:
-    """Return the weights of a run folder's newest checkpoint: all checkpoints of a run have the same
-    network.
-    """
+    """Return the weights of a run's newest checkpoint; all checkpoints of a run have the same network."""
     files = (tensor_files(step).get(MODEL) for step in step_folders(folder / CHECKPOINTS))
     return max(filter(None, files), default=None)
 
 
 def check_choices(loaded: Loaded, before: Recipe | None = None) -> None:
-    """Refuse to choose a checkpoint, a learning rate or a temperature by test images, and a rate that rises.
+    """Refuse a rising learning rate, and test images that choose a checkpoint, a rate or a temperature.
 
-    A run of an earlier release may go on with what it had.
-
-    Args:
-        loaded: the recipe.
-        before: that the run started with; None: it is new.
-
-    Raises:
-        RecipeError: there is such a value.
+    A resumed run may keep the values it started with (`before`; None for a new run). Raises RecipeError.
     """
     recipe = loaded.recipe
     is_same_job = isinstance(before, Pretrain | Finetune) and before.job == recipe.job
@@ -411,18 +381,15 @@ def check_choices(loaded: Loaded, before: Recipe | None = None) -> None:
 
 
 def _choices(recipe: Recipe | None) -> tuple[object, ...]:
-    """Return the values that `check_choices` checks."""
     assert isinstance(recipe, Pretrain | Finetune)
     chosen = recipe.evaluation.select_best, recipe.data.eval_split, getattr(recipe, "sweep", None)
     return *chosen, recipe.optimizer.lr, recipe.schedule.end_lr, recipe.schedule.decay
 
 
 def fit_to_data(loaded: Loaded, run_dir: Path, before: Recipe | None = None) -> tuple[Loaded, Inputs | None]:
-    """Fill in the batch size, length and warm-up that depend on the number of training images, and
-    `check_choices`.
+    """Run `check_choices`, and fill in the batch size, length and warm-up that the number of images decides.
 
-    Returns:
-        the recipe, and its images where they were opened for that.
+    Returns the recipe, and its images if they had to be opened.
     """
     recipe = loaded.recipe
     check_choices(loaded, before)
@@ -436,17 +403,13 @@ def fit_to_data(loaded: Loaded, run_dir: Path, before: Recipe | None = None) -> 
 def fit_lanes(
     loaded: Loaded, before: Recipe | None, inputs: Inputs | None, run_dir: Path, nodes: int
 ) -> tuple[Loaded, Inputs | None]:
-    """Fill in data.lanes of a new run on several nodes with the windowed order; a run that is resumed keeps
-    its lanes, on any number of nodes.
+    """Fill in data.lanes for a new run on several nodes; a resumed run keeps its lanes.
 
     Args:
-        loaded: the recipe.
-        before: the recipe that the run started with; None: it is new.
-        inputs: the images, if they are open already.
-        run_dir, nodes: of the run.
+        before: the recipe that the run started with; None for a new run.
+        inputs: the images, if they are already open.
 
-    Returns:
-        the recipe, and its images where they were opened for that.
+    Returns the recipe, and its images if they had to be opened.
     """
     recipe = loaded.recipe
     if not isinstance(recipe, Pretrain | Finetune) or recipe.data.order == "exact" or recipe.data.synthetic:
@@ -464,10 +427,9 @@ def fit_lanes(
 
 
 def check_not_missing(recipe: Recipe) -> None:
-    """Name everything at once that a job without --from lacks: weights, and shards of known data sets.
+    """Report all that a job without --from lacks: weights, and shards of known data sets.
 
-    Raises:
-        CheckpointError: there are no weights; the message ends with the lines to type next.
+    Raises CheckpointError if there are no weights; its message ends with the commands to type next.
     """
 
     try:
@@ -510,11 +472,13 @@ def check_not_missing(recipe: Recipe) -> None:
 def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None, nodes: int = 1) -> Inputs:
     """Check everything that can be checked before the first process starts, and return the opened images.
 
-    Data sets that come with vitctl are generated once. `inputs` are the images, if they are open already;
-    `nodes` are the machines that share the work.
+    Data sets that come with vitctl are generated once.
 
-    Raises:
-        VitctlError: data or weights are missing or invalid, or the model or the schedule is impossible.
+    Args:
+        inputs: the images, if they are already open.
+        nodes: number of machines.
+
+    Raises VitctlError if data or weights are missing or invalid, or the model or the schedule is impossible.
     """
     found = check_weights(recipe)
     taken = [run_dir / name for name in RUN_FILES]
@@ -536,13 +500,7 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None, no
 
 
 def check_weights(recipe: Recipe) -> StoredNetwork | None:
-    """Check that the weights of a recipe are there, and that their network fits what the recipe does with it.
-
-    Returns their network; None where the recipe uses no weights.
-
-    Raises:
-        VitctlError: they are missing or invalid, or the network is impossible.
-    """
+    """Check that a recipe's weights exist and their network suits the job; return it, if any."""
     found = None
     if isinstance(recipe, Evaluate):
         refuse(
@@ -581,15 +539,7 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
 
 
 def check_scored_head(recipe: Evaluate, found: StoredNetwork, classes: Sequence[str] | int) -> None:
-    """Check the classes of the head that `evaluate` scores; no tensor is read.
-
-    Args:
-        recipe: its labels say which classes the head should have.
-        found: the network, whose head may have no classes: the job refuses it.
-        classes: names of the data's, or their number where they were not read.
-
-    Raises CheckpointError.
-    """
+    """Check the classes of the head that `evaluate` scores. Without a head it passes: the job refuses it."""
     if not found.config.num_classes:
         return
     labels, names = recipe.evaluation.labels, () if isinstance(classes, int) else classes
@@ -603,15 +553,9 @@ def check_scored_head(recipe: Evaluate, found: StoredNetwork, classes: Sequence[
 def check_heads(
     recipe: Finetune, found: StoredNetwork, classes: Sequence[str] | int, fetch: Fetch = cached
 ) -> StoredNetwork | None:
-    """Check that a stored head that is kept, and a teacher, fit the data.
+    """Check that the kept head and the teacher fit the data. Return the teacher's network, if any.
 
-    Args:
-        recipe: its finetune.head and [distillation].
-        found: the start weights.
-        classes: names of the data's, or their number.
-        fetch: downloads the teacher's file of an address.
-
-    Returns the teacher, if there is one. Raises CheckpointError.
+    `classes` are the data's class names, or their number.
     """
     check_kept_head(recipe, found.path, found.config, found.meta.get("class_names") or [], classes)
     if not recipe.distillation.teacher:
@@ -627,15 +571,7 @@ def check_heads(
 def check_kept_head(
     recipe: Finetune, path: str, config: Config, stored: Sequence[str], classes: Sequence[str] | int
 ) -> None:
-    """Check that the stored head fits the data, if finetune.head keeps it.
-
-    Args:
-        recipe: its finetune.head.
-        path, config, stored: of the weights: their file, their network and its class names, if it has any.
-        classes: names of the data's.
-
-    Raises CheckpointError.
-    """
+    """Check that the stored head fits the data, if finetune.head keeps it."""
     if recipe.finetune.head != "as_stored":
         return
     fix = "finetune.head = 'zero' starts a new one"
@@ -653,15 +589,12 @@ def check_teacher(
     meta: Mapping[str, Any],
     classes: Sequence[str] | int,
 ) -> None:
-    """Check that a student can learn what [distillation] says from a teacher.
+    """Check that the student can learn from the teacher as [distillation] says.
 
     Args:
-        recipe: its [distillation].
-        start: network of the start weights.
-        path, config, meta: of the teacher: its file, its network, and what is stored with it.
-        classes: names of the data's.
-
-    Raises CheckpointError.
+        start: network of the student's start weights.
+        path, config, meta: of the teacher.
+        classes: the data's class names, or their number.
     """
     kind = recipe.distillation.kind
     if kind == "features":
@@ -696,13 +629,13 @@ def check_head_classes(
     *,
     is_scored: bool = False,
 ) -> None:
-    """Compare the classes of head and data: by name, see `distinct`, or by number where one of them has none.
+    """Compare the classes of head and data: by name, see `distinct`, or by number if either has no names.
 
     Args:
-        path, config, stored: of the weights: their file, their network and its class names.
-        classes: names of the data's, or their number.
+        stored: class names stored with the weights.
+        classes: the data's class names, or their number.
         fix: end of the message.
-        is_scored: whether the data may have some of the named classes only, as `numbered_as` matches them.
+        is_scored: allow data that has only some of the head's classes, see `numbered_as`.
 
     Raises CheckpointError.
     """
@@ -732,7 +665,7 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs, nodes: int) -> 
     assert train is not None
     checked_steps(len(train), s, recipe.machine.processes)
     lanes_of(recipe, recipe.machine.processes)
-    recipe.machine.shards(recipe.machine.processes)  # raises where the processes cannot be divided so
+    recipe.machine.shards(recipe.machine.processes)  # raises if the processes cannot be divided this way
     may_have_several = _may_have_several(train)
     starts_solved = isinstance(recipe, Finetune) and recipe.finetune.head == "fewshot"
     if recipe.checkpoint.keep_best and not (recipe.evaluation.every_steps and test is not None):
@@ -759,7 +692,7 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs, nodes: int) -> 
         ),
     )
     for source in (train, *(inputs.tried or ())[:1]):
-        corrected(recipe, source)  # raises where these classes cannot be weighted or balanced
+        corrected(recipe, source)  # raises if these classes cannot be weighted or balanced
     if recipe.evaluation.metric == "f1" and test is not None and _may_have_several(test):
         raise RecipeError(
             "evaluation.metric = 'f1' needs one label per image, but those of "
@@ -773,12 +706,11 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs, nodes: int) -> 
 
 
 def _may_have_several(source: Source) -> bool:
-    """Return whether images of a source may have several labels."""
     return source.labels(np.zeros(0, np.int64)).ndim > 1
 
 
 def _check_select_best(recipe: Pretrain | Finetune) -> None:
-    """Check that the best checkpoint is kept, and probed if there are few-shot probes."""
+    """Check that every score has a checkpoint and, with probes, a probe, and that the best is kept."""
     every, saved = recipe.evaluation.every_steps, recipe.checkpoint.every_steps
     probed = recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0
     refuse(

@@ -1,4 +1,4 @@
-"""Networks ready to be given images: their outputs, from PyTorch or from an ONNX file."""
+"""Networks ready for inference, from PyTorch or an ONNX file."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,11 +55,11 @@ def probabilities(logits: Tensor, activation: Activation, temperature: float = 1
 
 
 class Outputs(NamedTuple):
-    """What a network makes of some images, on the CPU.
+    """A network's outputs on the CPU.
 
     Args:
-        logits: `[B, K]`; None of a network without a head.
-        features: float32 `[B, R]`, the input of the classification layer; None where they were not asked for.
+        logits: `[B, K]`; None without a head.
+        features: float32 `[B, R]`, the input of the classification layer; None if not requested.
     """
 
     logits: Tensor | None
@@ -71,9 +71,7 @@ class TorchNetwork:
     """A model in evaluation mode on its device.
 
     Args:
-        normalise: with mean and standard deviation of the weights.
-        has_head, has_features: whether it gives logits, and the input of its classification layer.
-        resizes: whether it prepares photographs of any size by itself.
+        resizes: whether it accepts photographs of any size.
         flip_average: whether its logits are the mean over an image and its mirror image.
     """
 
@@ -87,12 +85,10 @@ class TorchNetwork:
 
     @property
     def device(self) -> torch.device:
-        """Return where it computes."""
         return self.computation.device
 
     @property
     def num_classes(self) -> int:
-        """Return the number of logits, 0 without a head."""
         return self.model.config.num_classes
 
     @torch.inference_mode()
@@ -117,15 +113,10 @@ _SHOWN = 4
 
 
 class OnnxNetwork:
-    """A network that onnxruntime runs; its attributes are those of `TorchNetwork`.
+    """A network run by onnxruntime, with the attributes of `TorchNetwork`.
 
-    Args:
-        path: of the file.
-        device: "auto", "cpu" or "cuda".
-
-    Raises:
-        CheckpointError: it is no ONNX file, or not one of an image classifier as `vitctl export` writes it.
-        LaunchError: onnxruntime has no CUDA here, and that was asked for.
+    Raises CheckpointError if the file is not an ONNX classifier of `vitctl export`, LaunchError if "cuda" is
+    asked for but missing.
     """
 
     def __init__(self, path: Path, device: str = "auto") -> None:
@@ -147,14 +138,14 @@ class OnnxNetwork:
         options.intra_op_num_threads = torch.get_num_threads()
         self.device = torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
         providers = [_CUDA, _CPU] if self.device.type == "cuda" else [_CPU]
-        # Not in this thread, which could not be interrupted: a graph may have loops without an end.
+        # A graph may loop forever, and this thread could not be interrupted, so another one runs it.
         self._pool, self._options = ThreadPoolExecutor(thread_name_prefix="onnx"), onnxruntime.RunOptions
         self._running = self._options()
         try:
             made = self._pool.submit(onnxruntime.InferenceSession, path, options, providers=providers)
             self._session = made.result()
             self.digests = {"file_sha256": _file_digest(path)}
-        except Exception as error:  # its classes of errors are not public
+        except Exception as error:  # onnxruntime's error classes are not public
             raise CheckpointError(
                 path,
                 f"onnxruntime cannot open it ({one_line(str(error))})",
@@ -187,9 +178,7 @@ class OnnxNetwork:
             )
 
     def _check_input(self) -> tuple[str, int]:
-        """Return the name of the only input, uint8 [batch, 3, S, S], and S; 0 if it resizes photographs
-        [batch, H, W, 3].
-        """
+        """Return the input's name, and S of its uint8 [batch, 3, S, S] or 0 for [batch, H, W, 3]."""
         inputs = self._session.get_inputs()
         shape = list(inputs[0].shape) if inputs else []
         axes = [axis if isinstance(axis, int) else 0 for axis in shape]  # 0: free
@@ -206,7 +195,7 @@ class OnnxNetwork:
         return str(inputs[0].name), size
 
     def _read_meta(self) -> dict[str, Any]:
-        """Return what `weights.meta` of a run holds, from the metadata of the file."""
+        """Return what a run's `weights.meta` holds, from the file's metadata."""
         stored = self._session.get_modelmeta().custom_metadata_map
         self.flip_average = stored.get("flip_average") == "true"
         told = {
@@ -233,7 +222,7 @@ class OnnxNetwork:
         return meta
 
     def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
-        """Outputs of uint8 images `[B, 3, S, S]`; `[B, 3, H, W]` where it resizes them."""
+        """Return the outputs for uint8 images `[B, 3, S, S]`; `[B, 3, H, W]` if it resizes them."""
         images = images.permute(0, 2, 3, 1) if self.resizes else images
         wanted = [LOGITS] * self.has_head + [FEATURES] * with_features
         found = self._run(wanted, {self._input: np.ascontiguousarray(images.numpy())})
@@ -251,12 +240,12 @@ class OnnxNetwork:
         return Outputs(by_name.get(LOGITS), None if features is None else features.float())
 
     def _run(self, wanted: list[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Run the graph in another thread, so that a signal can interrupt the wait for it."""
+        """Run the graph in another thread, so that a signal can interrupt the wait."""
         options = self._running = self._options()
         options.log_severity_level = _NO_ERRORS
         try:
             found = self._pool.submit(self._session.run, wanted, feed, options).result()
-            return [np.asarray(value) for value in found]  # a sequence is none
+            return [np.asarray(value) for value in found]  # an ONNX sequence is not an array
         except Exception as error:
             raise CheckpointError(
                 self.path, f"cannot be run ({one_line(str(error))})", "export it again"
@@ -266,14 +255,11 @@ class OnnxNetwork:
             raise
 
     def stop(self) -> None:
-        """End what the graph computes now."""
         self._running.terminate = True
 
 
 def _file_digest(path: Path) -> str:
-    """Return the SHA-256 of an ONNX file followed by the files that it keeps weights in, by their names: that
-    of `cat`.
-    """
+    """Return the SHA-256 of an ONNX file followed by its external weight files, sorted by name."""
     import onnx
     from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
 
@@ -292,14 +278,14 @@ Ranking = list[tuple[str, float]]
 
 
 class Answers(NamedTuple):
-    """What a classifier says of the images of a batch, in order.
+    """A classifier's answers for the images of a batch, in order.
 
     Args:
         names: paths, addresses, or keys in a shard.
-        errors: why an image cannot be used; "" where it can.
-        logits: `[B, K]`, None without a head; the rows of images with an error mean nothing.
-        features: float32 `[B, R]`, where they were asked for.
-        digests: hexadecimal SHA-256 of the encoded images, with the features.
+        errors: why an image cannot be used; "" if it can.
+        logits: `[B, K]`, None without a head; rows of images with an error are meaningless.
+        features: float32 `[B, R]`, if requested.
+        digests: hexadecimal SHA-256 of the encoded images, if features were requested.
     """
 
     names: Sequence[str]
@@ -311,17 +297,15 @@ class Answers(NamedTuple):
 
 @dataclass(frozen=True)
 class OpenClassifier:
-    """A network with everything that its weights say of images and classes.
+    """A network with everything that its weights record about images and classes.
 
     Args:
-        network: on its device.
         transform: the pre-processing of `vitctl evaluate`.
-        class_names: in the order of the logits, see `distinct`; empty where they are not known.
-        activation: what turns its logits into probabilities.
+        class_names: in the order of the logits, see `distinct`; empty if unknown.
+        activation: turns logits into probabilities.
         temperature: by which these logits are still to be divided.
-        digests: of the weights; of an ONNX file, its own and that of the weights it claims to be of.
-        path: of the weights.
-        text: which weights they are, in a line.
+        digests: of the weights; for an ONNX file, of the file and of the weights it claims to come from.
+        text: one line that names the weights.
         warnings: lines for the user.
     """
 
@@ -338,16 +322,9 @@ class OpenClassifier:
     def answers(
         self, source: Source, *, batch_size: int, workers: int, with_features: bool = False
     ) -> Iterator[Answers]:
-        """Show the network all images of a source, in batches as `vitctl evaluate` makes them.
+        """Run the network on all images of a source, in the batches of `vitctl evaluate`; report bad images.
 
-        Args:
-            source: images; a bad one is reported.
-            batch_size: images of a batch.
-            workers: loader processes.
-            with_features: also the input of the classification layer, and digests of the images.
-
-        Raises:
-            DataError: logits are NaN or infinite, or a loader process was killed.
+        Raises DataError if logits are NaN or infinite, or a loader process was killed.
         """
         if self.network.resizes:
             yield from self._of_photographs(source, with_features=with_features)
@@ -377,14 +354,14 @@ class OpenClassifier:
             )
 
     def shown(self, picture: Picture) -> Tensor:
-        """An image as the network is shown it, uint8 `[3, S, S]`; whole where the network resizes it."""
+        """Return a pre-processed image, uint8 `[3, S, S]`; its original size if the network resizes it."""
         if not self.network.resizes:
             return self.transform(picture)
         pixels = picture.region(0, 0, picture.height, picture.width)
         return torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
 
     def _of_photographs(self, source: Source, *, with_features: bool) -> Iterator[Answers]:
-        """Yield answers for one image after the other: they differ in size."""
+        """Yield answers one image at a time, because photographs differ in size."""
         turned, truncated = self.transform.exif_orientation, self.transform.truncated
         for sample in range(len(source)):
             name = [sample_key(source, sample)]
@@ -402,14 +379,7 @@ class OpenClassifier:
             yield Answers(name, [""], logits, features, digests)
 
     def rankings(self, logits: Tensor, top: int, threshold: float = 0.0) -> list[Ranking]:
-        """Return the most likely classes of each row of logits `[B, K]` with their probabilities, the most
-        likely first.
-
-        Args:
-            logits: of images.
-            top: most classes of each.
-            threshold: lowest probability that is given, 0 to 1.
-        """
+        """Return the `top` likeliest classes and probabilities of logits `[B, K]`, from `threshold` up."""
         best, likely = most_likely(logits, top), self.probabilities(logits)
         return [
             [(self.name(k), p) for k, p in zip(classes, own[classes].tolist(), strict=True) if p >= threshold]
@@ -417,11 +387,10 @@ class OpenClassifier:
         ]
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return class probabilities of logits, float64 `[B, K]`."""
         return probabilities(logits, self.activation, self.temperature)
 
     def name(self, number: int) -> str:
-        """Return the name of a class, or its number where the weights name none."""
+        """Return the name of a class, or its number if the weights have no names."""
         return self.class_names[number] if self.class_names else str(number)
 
 
@@ -435,18 +404,14 @@ def check_finite(outputs: Outputs) -> Outputs:
 def open_classifier(
     recipe: Evaluate, *, needs_head: bool = True, note: Callable[[str], None] = lambda _: None
 ) -> OpenClassifier:
-    """Open the classifier that a recipe's [weights] means, with the pre-processing that `vitctl evaluate`
-    gives it.
+    """Open the classifier that [weights] means, with the pre-processing of `vitctl evaluate`.
 
     Args:
-        recipe: [weights], [machine], and [data] for what it says of the pre-processing.
-        needs_head: whether its classes are wanted, or its features alone are.
-        note: told which run was taken where none was named.
+        needs_head: False if only features are wanted.
+        note: called with a line that names the run if weights.source is "newest".
 
-    Raises:
-        CheckpointError: there are no such weights, or they are not those of a classifier.
-        RecipeError: a value of the recipe does not fit.
-        LaunchError: the device cannot do the precision.
+    Raises VitctlError if the weights are missing or not a classifier's, or a value or the precision is
+    unsupported.
     """
     if recipe.weights.source == "newest":
         note(newest_run(recipe.job)[1])
@@ -557,7 +522,7 @@ def _opened(
         called = ", ".join(shared[:_SHOWN]) + ", ..." * (len(shared) > _SHOWN)
         text = f"several classes have one name: here they are {called}, and the bare name is of no class"
         warnings = [*warnings, text]
-    # A graph has divided its logits.
+    # An exported graph already divides its logits by the temperature.
     temperature = (meta.get("temperature") or 1.0) if isinstance(network, TorchNetwork) else 1.0
     told = f"temperature {temperature:.4g}" if temperature != 1 else ""
     about = "; ".join(filter(None, (text, told, str(transform))))
@@ -575,6 +540,6 @@ def _opened(
 
 
 def _transform(recipe: Evaluate, meta: dict[str, Any]) -> EvalTransform:
-    """Photographs are turned upright unless the weights or the recipe say otherwise, like those of --data."""
+    """Return the pre-processing; photographs are rotated upright unless weights or recipe say otherwise."""
     told = meta if meta.get("exif_orientation") is not None else {**meta, "exif_orientation": True}
     return stored_eval_transform(recipe, told)

@@ -1,4 +1,4 @@
-"""The images that a recipe names: opened and checked once, for the checks before a run and for the job."""
+"""Open and check the images that a recipe names, once, for the checks before a run and for the job."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -55,12 +55,10 @@ _GIB = 2**30
 def open_recipe_split(
     place: Place, split: str, scratch: Path | None, *, counted_only: bool = False
 ) -> Source:
-    """Open a split of a recipe's [data], of its classes.
+    """Open a split of a recipe's [data], with its choice of classes.
 
     Args:
-        place: [data].
-        split: a split expression.
-        scratch: where data sets that come with vitctl are generated if they are missing; None: not at all.
+        scratch: where data sets that come with vitctl are generated if missing; None: they are not.
         counted_only: for a plan, see `select`.
     """
     source = open_split(
@@ -77,12 +75,7 @@ def open_recipe_split(
 
 
 def open_train(data: TrainImages, scratch: Path | None, *, counted_only: bool = False) -> Source:
-    """Open the images of data.train_split, of each source of a mixture, cut down to the subset that [data]
-    asks for.
-
-    Raises:
-        DataError: data is missing, or the sources of a mixture have other classes.
-    """
+    """Open data.train_split from each source of a mixture, cut to the subset of [data]. Raises DataError."""
     places = [data.model_copy(update={"path": part.path, "dataset": ""}) for part in data.mixture] or [data]
     split = data.train_split
     sources = []
@@ -94,16 +87,14 @@ def open_train(data: TrainImages, scratch: Path | None, *, counted_only: bool = 
 
 
 def subset_size(data: TrainImages, num_images: int) -> int:
-    """Return the number of images to train on, out of those of a source."""
     return data.subset_images or max(1, round(data.subset_fraction * num_images))
 
 
 def training_order(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> SampleOrder:
-    """Return the order of data.order over the images of `open_train`; each source of a mixture has an order
-    of its own.
+    """Return the order of data.order over the images of `open_train`, one for each source of a mixture.
 
-    With lanes, see `num_lanes`, each of them walks through its own part of a windowed order. The exact order
-    needs none: every sample has the same chance in every lane.
+    With lanes, see `num_lanes`, each lane walks through its part of a windowed order. The exact order needs
+    no lanes: every sample is equally likely in every lane.
     """
     order: SampleOrder
     if data.sampling == "balanced":
@@ -121,13 +112,14 @@ def training_order(data: TrainImages, source: Source, seed: int, schedule: Sched
 
 
 def num_lanes(data: TrainImages, schedule: Schedule) -> int:
-    """Return the parts of the global batch that read shards of their own; 0: all read the same."""
+    """Return how many parts of the global batch read separate shards; 0: all read the same."""
     return schedule.lanes or data.lanes
 
 
 def default_lanes(data: TrainImages, source: Source, schedule: Schedule, nodes: int) -> int:
-    """Return data.lanes of a new run on several nodes: as many as there are nodes, rounded up to a power of
-    two, but at most as many as have two windows of shards, and two images of each batch.
+    """Return data.lanes of a new run on several nodes: the number of nodes, rounded up to a power of two.
+
+    At most as many lanes as leave each two windows of shards and two images of each batch.
     """
     parts = source.parts if data.mixture and isinstance(source, View) else (source,)
     shards = min(map(num_shards, parts))
@@ -142,16 +134,12 @@ def _walk(data: TrainImages, source: Source, seed: int) -> SampleOrder:
 
 
 def num_shards(source: Source) -> int:
-    """Return the number of shards of a source, 1 when it is not stored in shards."""
+    """Return the number of shards of a source; 1 if it is not stored in shards."""
     return sum(len(split.index.shards) for split in split_sources(source)) or 1
 
 
 def check_order(data: TrainImages, source: Source, seed: int, schedule: Schedule, nodes: int = 1) -> None:
-    """Refuse an order that would train badly, or read the same shards again and again on one of the nodes.
-
-    Raises:
-        RecipeError: one line with what is wrong and what to set.
-    """
+    """Refuse an order that would train badly, or read the same shards again and again on one node."""
     refuse(
         RecipeError,
         (
@@ -238,26 +226,19 @@ def _check_entropy(data: TrainImages, source: Source, seed: int, schedule: Sched
 
 
 def _mean_entropy(source: Source, order: SampleOrder, num_chunks: int, size: int) -> float:
-    """Return the mean entropy over the first chunks of an order."""
     labels = source.labels(order.at(np.arange(num_chunks * size))[1])
     return float(np.mean([label_entropy(chunk) for chunk in np.split(labels, num_chunks)]))
 
 
 def label_entropy(labels: np.ndarray) -> float:
-    """Return the entropy of the labels, int64 `[n]` or `[n, L]`, in bits; -1 is none."""
+    """Return the entropy of labels, int64 `[n]` or `[n, L]`, in bits; -1 is padding."""
     counts = np.unique(labels[labels >= 0], return_counts=True)[1]
     shares = counts / max(1, counts.sum())
     return float(-(shares * np.log2(shares)).sum())
 
 
 def group_notes(data: Place, sides: Mapping[str, Source | None]) -> list[str]:
-    """Return how many groups each side of a split has, and how many lie on both; nothing without
-    data.group_by.
-
-    Args:
-        data: of a recipe.
-        sides: the images to train on and to score, by split expression.
-    """
+    """Return how many groups each side of a split has, and on both; empty without data.group_by."""
     if not data.group_by:
         return []
     groups = {split: Counter(group_names(one, data.group_by)) for split, one in sides.items() if one}
@@ -315,11 +296,7 @@ _READING = {
 
 
 def corrected(recipe: Pretrain | Finetune, source: Source) -> Correction | None:
-    """Return what a recipe does about uneven classes of its training images; None: nothing.
-
-    Raises:
-        RecipeError: it cannot be done with these images.
-    """
+    """Return how a recipe corrects for uneven training classes; None if it does not. Raises RecipeError."""
     weights, sampling = recipe.loss.class_weights, recipe.data.sampling
     is_off = weights == "none" and sampling == "shuffle"
     return None if is_off else correction(weights, sampling, source)
@@ -328,39 +305,33 @@ def corrected(recipe: Pretrain | Finetune, source: Source) -> Correction | None:
 def training_notes(
     recipe: Pretrain | Finetune, data: TrainImages, train_on: Source, score_on: Source | None
 ) -> list[str]:
-    """Notes on the images of a training for its log, some of them empty."""
+    """Return notes on a training's images for its log; some may be empty."""
     uneven = corrected(recipe, train_on)
     groups = group_notes(data, {data.train_split: train_on, data.eval_split: score_on})
     return [*groups, *sampling_notes(data, train_on), uneven.note if uneven else ""]
 
 
 def open_whole(place: Place, split: str, run_dir: Path) -> Source:
-    """Open a split behind a score. Remote shards are read whole through the cache, which verifies them,
-    also with data.cache_gib = 0.
-    """
+    """Open a split behind a score; remote shards always pass through the cache, which verifies them."""
     limit = place.cache_gib or Place.model_fields["cache_gib"].default
     return open_recipe_split(place.model_copy(update={"cache_gib": limit}), split, run_dir / "data")
 
 
 def open_scored(place: Place, split: str, run_dir: Path) -> Source:
-    """Open the images of a score: each has a label, and occurs once.
-
-    Raises:
-        DataError: data is missing, a label does not fit, or the expression takes an image twice.
-    """
+    """Open the images of a score: each has a label and occurs once. Raises DataError."""
     source = open_whole(place, split, run_dir)
     check_scored(source, split)
     return source
 
 
 def check_scored(source: Source, split: str) -> None:
-    """Raises DataError unless each image of a score has a valid label, and occurs once."""
+    """Raise DataError unless each image to score has a valid label and occurs once."""
     check_labels(source, split, "scoring")
     check_once(source, split)
 
 
 def check_once(source: Source, split: str) -> None:
-    """Raises DataError where a split expression takes an image twice: it cannot be scored."""
+    """Raise DataError if a split expression takes an image twice: it cannot be scored."""
     if repeated := num_repeated(source):
         raise DataError(
             f"'{split}' takes {count_text(repeated, 'image')} twice, but a score counts every image once",
@@ -371,14 +342,10 @@ def check_once(source: Source, split: str) -> None:
 def open_training_images(
     data: TrainImages, run_dir: Path, *, needs_labels: bool = True
 ) -> tuple[Source, Source | None]:
-    """Open the training split, and the split to score on (None: there is none, and the recipe names none).
+    """Open the training split and the split to score on; None if the recipe names none. Raises DataError.
 
     Args:
-        data, run_dir: of the job.
         needs_labels: False for masked patch prediction, which uses pixels only.
-
-    Raises:
-        DataError: data is missing, the two splits have different classes, or labels are invalid.
     """
     if data.synthetic:
         return synthetic(data.synthetic, dataset=data.dataset, image_size=data.image_size), None
@@ -407,12 +374,7 @@ def open_training_images(
 
 
 def at_size(data: TrainImages, stored: int) -> TrainImages:
-    """Return [data] with its image size: the recipe's, or the one stored with the weights if the recipe says
-    0.
-
-    Raises:
-        RecipeError: the recipe's crop has no room for the stored size.
-    """
+    """Return [data] with its image size, or `stored` for 0. Raises RecipeError if the crop has no room."""
     try:
         return data if data.image_size else TrainImages(**{**data.model_dump(), "image_size": stored})
     except ValidationError as error:
@@ -420,7 +382,7 @@ def at_size(data: TrainImages, stored: int) -> TrainImages:
 
 
 def train_transform(data: TrainImages, mean: Sequence[float] = HALF) -> TrainTransform:
-    """Augmentation of a recipe's [data], for weights of this mean colour."""
+    """Return the augmentation of [data]; `mean` is the weights' mean colour."""
     is_resized = data.crop == "random_resized"
     return TrainTransform(
         data.image_size,
@@ -447,7 +409,7 @@ def train_transform(data: TrainImages, mean: Sequence[float] = HALF) -> TrainTra
 
 
 def eval_transform(data: TrainImages, mean: Sequence[float] = HALF) -> EvalTransform:
-    """Return the evaluation pre-processing of a recipe's [data], for weights of this mean colour."""
+    """Return the evaluation pre-processing of [data]; `mean` is the weights' mean colour."""
     return EvalTransform(
         data.image_size,
         method=data.eval_method,
@@ -469,7 +431,7 @@ SPLITS = {
 
 @dataclass(frozen=True)
 class FewshotSet:
-    """A data set with the split that shots are drawn from and the one that is scored."""
+    """A data set, with the split that shots are drawn from and the split that is scored."""
 
     name: str
     train_split: str
@@ -479,7 +441,6 @@ class FewshotSet:
 
     @property
     def num_classes(self) -> int:
-        """Return the number of classes of the set, independent of the labels that occur."""
         return len(self.train.class_names)
 
     @property
@@ -495,13 +456,7 @@ class FewshotSet:
 
 
 def open_sets(data: FewshotImages, shots: int, fix: str, run_dir: Path) -> list[FewshotSet]:
-    """Open the data sets of a recipe's [data], checked to have enough images for the shots; with fewer, `fix`
-    says what to do.
-
-    Raises:
-        DataError: data is missing, the splits have different classes, labels are invalid, an expression takes
-            an image twice, or a class has fewer images than shots.
-    """
+    """Open the data sets of [data] and run `check_set` on each."""
     sets = []
     for name, place, train_split, eval_split in fewshot_places(data):
         train, test = (open_whole(place, split, run_dir) for split in (train_split, eval_split))
@@ -512,9 +467,7 @@ def open_sets(data: FewshotImages, shots: int, fix: str, run_dir: Path) -> list[
 
 
 def fewshot_places(data: FewshotImages) -> list[tuple[str, FewshotImages, str, str]]:
-    """Return the name of each data set of a recipe's [data], its place, and the splits that shots are drawn
-    from and that are scored.
-    """
+    """Return each data set's name, its place, its split for shots and its split to score."""
     places = [data.model_copy(update={"dataset": name, "path": ""}) for name in data.datasets] or [data]
     rows = []
     for place in places:
@@ -529,10 +482,9 @@ def fewshot_places(data: FewshotImages) -> list[tuple[str, FewshotImages, str, s
 
 
 def check_set(one: FewshotSet, shots: int, fix: str) -> None:
-    """Check that both splits have the same classes and valid labels, and each class enough images; with less,
-    `fix` says what to do.
+    """Check that both splits have the same classes and valid labels, and enough images for the shots.
 
-    Raises DataError.
+    `fix` tells what to do about too few images. Raises DataError.
     """
     from vitctl.engine.fewshot_ridge import choose_shots
 
@@ -565,12 +517,12 @@ def check_neighbours(recipe: FrozenRecipe, name: str, num_images: int) -> None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a job reads; which fields are set depends on the job.
+    """The images that a job reads; which fields are set depends on the job.
 
     Args:
         train, scored: images to train on, and to score on (pretrain, finetune, evaluate).
         probed: of [fewshot_probe].
-        tried: images that learning rates are trained on, and scored on.
+        tried: images that the learning-rate sweep trains on, and scores on.
         sets: of `fewshot` and `probe`.
         tasks: of `vtab`, by name.
     """
@@ -584,11 +536,7 @@ class Inputs:
 
 
 def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
-    """Open the images of a recipe; data sets that come with vitctl are generated once, in RUN/data.
-
-    Raises:
-        DataError: data is missing, splits have different classes, labels are invalid, or there are too few.
-    """
+    """Open the images of a recipe; vitctl's data sets are generated once, in RUN/data. Raises DataError."""
     if isinstance(recipe, Pretrain | Finetune):
         train, scored = open_training_images(recipe.data, run_dir, needs_labels=recipe.needs_labels)
         probed, tried = None, None
@@ -613,11 +561,7 @@ def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
 
 
 def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:
-    """Open the data set of [fewshot_probe]; None when it is off.
-
-    Raises:
-        DataError: data is missing, or a class has fewer images than shots.
-    """
+    """Open the data set of [fewshot_probe]; None if it is off. Raises DataError."""
     p = recipe.fewshot_probe
     if not p.every_steps:
         return None
@@ -628,10 +572,7 @@ def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:
 
 
 def chosen_tasks(recipe: Vtab) -> list[VtabTask]:
-    """Return the rows of vtab.suite that vtab.tasks names, or all.
-
-    Raises RecipeError on a name that the suite lacks.
-    """
+    """Return the tasks of vtab.suite that vtab.tasks names, or all. Raises RecipeError on an unknown name."""
     by_name = {task.name: task for task in SUITES[recipe.vtab.suite]}
     unknown = [name for name in recipe.vtab.tasks if name not in by_name]
     if unknown:
@@ -645,7 +586,7 @@ def chosen_tasks(recipe: Vtab) -> list[VtabTask]:
 
 
 def open_tasks(recipe: Vtab, tasks: Sequence[VtabTask], run_dir: Path) -> dict[str, TaskData]:
-    """Open the images of every task. Raises one DataError that names all that are missing."""
+    """Open the images of every task. Raises one DataError that names all tasks whose images are missing."""
     opened, problems = {}, []
     root = Path(recipe.data.path or recipe.data.root)
     for task in tasks:

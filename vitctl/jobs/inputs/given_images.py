@@ -34,16 +34,14 @@ from vitctl.system.remote import check_address, is_remote
 from vitctl.system.text import count_text, nearest
 
 STDIN = "-"
-# PLACE:SPLIT, where the expression of the split may hold colons, and a port is no split.
+# PLACE:SPLIT. The split expression may contain colons; a port is not a split.
 _WITH_SPLIT = re.compile(r"(.+?):([A-Za-z][^/]*)")
-_NAMED = 3  # files that are named where there are more
+_NAMED = 3  # files that a message names
 
 Note = Callable[[str], None]
 
 
 class _File(NamedTuple):
-    """An image file, and its class as `ImageFiles` takes it."""
-
     name: str
     of_class: str | None = None
 
@@ -57,22 +55,21 @@ def find_images(
     note: Note,
     missing: list[str] | None = None,
 ) -> list[Source]:
-    """Find the images of each input, in order; neighbouring files are one source. Nothing is decoded or, but
-    for folders, read.
+    """Find the images of each input, in order; neighbouring files form one source. Nothing is decoded.
 
     Args:
         inputs: images, folders (searched in depth), patterns with `*`, `?` or `[`, addresses of images,
-            shards as `--data` takes them with `:SPLIT` behind, and `-`: a list of paths and addresses.
+            shards as for `--data` followed by `:SPLIT`, and `-`: a list of paths and addresses.
         place: how shards are read.
-        split: of shards that are given without one.
-        stdin: the list: one name per line, or ended by NUL as `find -print0` does.
-        note: told what was left out of folders.
+        split: for shards given without one.
+        stdin: the list: one name per line, or NUL-terminated as `find -print0` writes.
+        note: called with what was left out of folders.
         missing: gets a line for each input without images, if others have some; None: such an input is an
             error.
 
     Raises:
         DataError: an input names nothing, or shards have several splits and none was chosen; with `missing`,
-            every input.
+            only if this holds for every input.
     """
     found: list[Source | _File] = []
     errors: list[DataError] = []
@@ -97,9 +94,7 @@ def find_images(
 
 
 def some_names(sources: Sequence[Source], count: int) -> list[str]:
-    """Return the names of the first images, at most `count` of each source; of shards one, which has to be
-    read.
-    """
+    """Return the names of each source's first images, at most `count`; of shards only one, which is read."""
     return [
         name
         for source in sources
@@ -112,7 +107,7 @@ def some_names(sources: Sequence[Source], count: int) -> list[str]:
 
 
 def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | _File]:
-    """Return the images of one input of the command line. It must exist."""
+    """Return the images of one command-line input, which must exist."""
     if not text:
         raise DataError("''", "is empty", "name an image or a folder (. is the current one)")
     path = Path(text)
@@ -162,10 +157,10 @@ def _files(folder: str, names: Sequence[str], left_out: Sequence[LeftOut]) -> li
 
 
 def _parted(text: str) -> tuple[str, str]:
-    """PLACE:SPLIT in two, where there is such a place; else the text and ""."""
+    """Return PLACE and SPLIT of PLACE:SPLIT if PLACE exists; else the text and ""."""
     found = _WITH_SPLIT.fullmatch(text)
     if is_remote(text) and text.lower().endswith(tuple(f".{one}" for one in IMAGE_EXTENSIONS)):
-        return text, ""  # an image, whose name may hold a colon
+        return text, ""  # an image, whose name may contain a colon
     if found is None or not (is_remote(text) or _is_pattern_of_shards(found[1]) or Path(found[1]).exists()):
         return text, ""
     return found[1], found[2]
@@ -198,10 +193,7 @@ def _only_split(text: str) -> str:
 
 
 def _names_in(stdin: IO[bytes], note: Note) -> Iterator[_File]:
-    """Yield the names of a list.
-
-    One that does not exist is a bad image, not an error: the list may be a program's.
-    """
+    """Yield the names in a list; a missing file is a bad image, as a program may have written the list."""
     content = stdin.read(limits.SHARD_LIST + 1)
     if len(content) > limits.SHARD_LIST:
         raise DataError(
@@ -232,8 +224,7 @@ class ChosenImages:
         names: of files, or keys in their split.
         labels: -1 for none.
         class_names: in label order; empty for files.
-        read: give the encoded images.
-        text: where they are from, in words.
+        text: their origin in words.
     """
 
     names: tuple[str, ...]
@@ -248,17 +239,9 @@ class ChosenImages:
     def pixels(
         self, transform: EvalTransform, done: Callable[[int, int], None] = lambda _done, _total: None
     ) -> Tensor:
-        """Return the images as a network gets them before the value range.
+        """Return the pre-processed images, uint8 `[N, 3, S, S]`. Raises DataError on an unusable image.
 
-        Args:
-            transform: of the network.
-            done: called with images read and their number.
-
-        Returns:
-            uint8 `[N, 3, S, S]`.
-
-        Raises:
-            DataError: an image cannot be used; it is named.
+        `done` is called with the number of images read, and the total.
         """
         found = []
         for name, read in zip(self.names, self.read, strict=True):
@@ -274,14 +257,9 @@ class ChosenImages:
 
 
 def choose_images(sources: Sequence[Source], num_images: int, seed: int, text: str) -> ChosenImages:
-    """Return the images of some sources, chosen at random where there are more; of several labels the first
-    counts.
+    """Return images of some sources, a random choice if there are more than `num_images`.
 
-    Args:
-        sources: images that a person named, or an opened split. Labels count where all have the same classes.
-        num_images: at most so many.
-        seed: of the choice.
-        text: what they are, in words.
+    An image with several labels keeps the first. Labels are kept only if all sources have the same classes.
     """
     firsts = np.cumsum([0, *map(len, sources)])
     chosen = np.array(choose(int(firsts[-1]), num_images, seed), np.int64)

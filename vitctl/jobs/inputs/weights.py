@@ -1,4 +1,4 @@
-"""The weights that a job starts from or scores: found from a recipe, and loaded into a model."""
+"""Find the weights that a job starts from or scores, and load them into a model."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -42,8 +42,12 @@ WeightsRecipe = Evaluate | ExportRecipe | FrozenRecipe | Finetune | Vtab
 
 @dataclass(frozen=True)
 class FoundWeights:
-    """Weights, their path (or address, as given), which weights of a run they are, and what is assumed:
-    recipe key -> value. `replaced` says which recorded values [weights] overrides.
+    """Weights, and how they were found.
+
+    Args:
+        path: a path, or an address as given.
+        assumed: recipe key -> value that is not stored with the weights.
+        replaced: which recorded values [weights] overrides.
     """
 
     path: str
@@ -53,7 +57,6 @@ class FoundWeights:
     replaced: str = ""
 
     def log(self, journal: Journal, *said: str) -> None:
-        """Write which weights a job uses, and warnings: what to know of them, and each assumed value."""
         licence = self.weights.meta.get("licence", "")
         said = (self.chosen.text, *said, f"licence: {licence}" if licence else "")
         journal.write("weights", step=0, path=self.path, text="; ".join(filter(None, said)))
@@ -61,15 +64,13 @@ class FoundWeights:
 
     @property
     def warnings(self) -> list[str]:
-        """What to know of the weights, see `remarks`."""
+        """Return what to know about the weights, see `remarks`."""
         said = remarks(self.weights.meta, assumed_line(self.assumed))
         return [*said, *filter(None, [self.replaced])]
 
 
 def remarks(meta: Mapping[str, Any], assumed: str) -> list[str]:
-    """Return what every user of weights is told, a line each: a licence that binds, what their reader noted,
-    and the `assumed` values in words.
-    """
+    """Return what users of weights are told, one line each: licence, the reader's notes, assumed values."""
     licence = meta.get("licence", "")
     known = [text for text in meta.get("remarks") or () if not (licence and text == USUALLY_DINOV3)]
     return [*filter(None, (licence and licence_sentence(licence), *known, assumed))]
@@ -92,14 +93,13 @@ def find_weights(
         source: a weights file of any known format, a checkpoint folder, a run folder, an address, or
             "newest".
         runs: where "newest" looks for the newest finished run.
-        which, pinned: of the weights of a run or of a checkpoint, see `choose_weights`.
-        model: name of the model, for what a foreign file's shapes cannot tell.
-        job: that takes them, which decides what "newest" is, see `newest_run`.
+        which, pinned: which weights of a run or a checkpoint, see `choose_weights`.
+        model: model name, for what a foreign file's shapes cannot tell.
+        job: decides what "newest" is, see `newest_run`.
         given: values that replace recorded or assumed ones, by the names of `assumed.KEYS`.
         later: see `read_weights`.
 
-    Raises:
-        CheckpointError: there are none; the message says where vitctl looked.
+    Raises CheckpointError if there are none; the message says where vitctl looked.
     """
     place, _ = weights_place(source, which, job, runs)
     path, chosen = place, ChosenWeights()
@@ -112,10 +112,7 @@ def find_weights(
 
 
 def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeights:
-    """Return the weights with the given values, and what is still assumed about them.
-
-    Raises CheckpointError.
-    """
+    """Return the weights with the given values, and what is still assumed. Raises CheckpointError."""
     weights = found.weights
     in_config = {name: given[name] for name in given if name in ("gelu", "norm_eps")}
     if odd := [name for name in in_config if not hasattr(weights.config, name)]:
@@ -138,7 +135,7 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
     if "eval_resize" in given:
         meta.pop("eval_share", None)
     if given.get("licence", meta.get("licence")) != weights.meta.get("licence"):
-        meta.pop("licence_link", None)  # of another licence
+        meta.pop("licence_link", None)  # the link was for the recorded licence
     if left := [name for name in meta.pop("assumed", ()) if name not in given]:
         meta["assumed"] = left
     config = replace(weights.config, **in_config)
@@ -147,7 +144,7 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
     except RecipeError as error:
         raise CheckpointError(found.path, error) from None
     state = weights.state
-    if config.num_classes < weights.config.num_classes:  # another classifier, for which the head was not made
+    if config.num_classes < weights.config.num_classes:  # the head was trained for another classifier
         parts = ("head.", "pre_logits.", "pool.")
         state = {name: tensor for name, tensor in state.items() if not name.startswith(parts)}
     assumed = assumed_values(meta, config, scoring=scoring)
@@ -156,7 +153,7 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
 
 
 def run_of(path: str) -> Path | None:
-    """Return the run folder that a weights file lies in; None where it lies in none, or is an address."""
+    """Return the run folder that contains a weights file; None if there is none, or for an address."""
     folders = () if "://" in path else Path(path).parents
     return next((folder for folder in folders if (folder / RECIPE).is_file()), None)
 
@@ -171,17 +168,11 @@ def _check_meta(found: FoundWeights, names: tuple[str, ...] = ("mean", "std")) -
 
 
 def scored_weights(recipe: Evaluate, found: FoundWeights | None = None) -> FoundWeights:
-    """Return the weights of a recipe, or `found`, if the pre-processing that a score needs is stored with
-    them.
-
-    Raises:
-        CheckpointError: they are not there, or it is not.
-    """
+    """Return `found`, or the recipe's weights, if the pre-processing that a score needs is stored."""
     return _check_meta(found or weights_of(recipe), ("image_size", "eval_method", "eval_resize", "resample"))
 
 
 def weights_of(recipe: WeightsRecipe, *, later: bool = False) -> FoundWeights:
-    """Return the weights of a recipe, see `find_weights`."""
     wanted = recipe.weights
     found = find_weights(
         wanted.source,
@@ -202,10 +193,9 @@ def weights_of(recipe: WeightsRecipe, *, later: bool = False) -> FoundWeights:
 
 
 def checked_by_one(found: FoundWeights, runtime: Runtime) -> FoundWeights:
-    """Return weights with their digest, which the main process alone computes if they are read later.
+    """Return weights with their digest; the main process alone checks tensors that are read later.
 
-    Raises:
-        CheckpointError: a tensor is not finite; the same line on every process.
+    Raises CheckpointError, the same on every process, if a tensor is not finite.
     """
     if not found.weights.is_later:
         return found
@@ -228,7 +218,7 @@ def planned_weights(
 
 
 def _given_values(recipe: WeightsRecipe) -> dict[str, Any]:
-    """Return what a recipe's [weights] and [data] state of weights, by the names of `meta.KEYS`."""
+    """Return what a recipe states about its weights, by the names of `meta.KEYS`."""
     wanted, data = recipe.weights, recipe.data
     given: dict[str, Any] = {
         "gelu": wanted.gelu,
@@ -249,18 +239,13 @@ def _given_values(recipe: WeightsRecipe) -> dict[str, Any]:
 
 
 def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
-    """Return the pre-processing of [data]; unset values are those stored with the weights, and for
-    ObjectNet's labels those of BiT.
+    """Return the pre-processing of [data]; unset values are those stored with the weights.
 
-    At another image size the centre crop keeps its share: 224 out of 256 becomes 336 out of 384.
-
-    Args:
-        recipe: [data] and evaluation.labels.
-        meta: of the weights.
+    ObjectNet's labels take BiT's. At another image size the centre crop keeps its share: 224 out of 256
+    becomes 336 out of 384.
 
     Raises:
         RecipeError: there is no room for the crop.
-        CheckpointError: the weights resize images by a rule that vitctl does not have.
 
     Paper: BiT, Appendix B (ObjectNet)
     """
@@ -313,7 +298,7 @@ def load_model(
     image_size: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Model, dict[str, Any]]:
-    """A network with its trained weights, in evaluation mode on the CPU, and what is stored beside them.
+    """Load a network with its trained weights, in evaluation mode on the CPU, and its stored metadata.
 
     Example:
         from vitctl import load_model
@@ -327,22 +312,21 @@ def load_model(
     Args:
         source: a run, a checkpoint or a weights file of any known program, or an `https://`, `hf://` or
             `gs://` address.
-        weights: of a run: "last", "best", a step; "ema" or "model": averaged or not. "" is what `vitctl
-            evaluate` takes.
-        model: name of the model, as "B/16", for what the shapes of a foreign file cannot tell.
-        image_size: width and height in pixels, other than the stored one: the position embedding is resized;
-            0 keeps it.
+        weights: for a run: "last", "best" or a step; "ema" or "model" selects averaged weights or not. ""
+            chooses as `vitctl evaluate` does.
+        model: model name, e.g. "B/16", for what the shapes in a foreign file cannot tell.
+        image_size: width and height in pixels, if not the stored size: the position embedding is resized; 0
+            keeps the stored size.
         dtype: of the parameters.
 
     Returns:
-        the network, a `torch.nn.Module`: images `[B, 3, image_size, image_size]` as (colour - mean) / std to
-            logits `[B, K]`;
-        `features(images)` gives the representation `[B, R]` before the head. And a dictionary: `mean` and
-        `std` of three colours between 0 and 1, `image_size` in pixels, and what else is known, such as
-        `class_names` in the order of the logits.
+        the network, a `torch.nn.Module`: images `[B, 3, image_size, image_size]`, as (colour - mean) / std,
+        to logits `[B, K]`. Its `features(images)` is the representation `[B, R]` before the head.
+        A dictionary: `mean` and `std` of three colours between 0 and 1, `image_size` in pixels, and what else
+        is known, such as `class_names` in the order of the logits.
 
     Raises:
-        VitctlError: there are no such weights, they are damaged, or mean and std are not stored beside them.
+        VitctlError: the weights do not exist, are damaged, or lack mean and std.
 
     Paper: Section 3.1, Section 3.2
     """
@@ -354,13 +338,7 @@ def load_model(
 
 
 def loaded_model(found: FoundWeights, image_size: int, dtype: torch.dtype) -> tuple[Model, int]:
-    """Return the stored model with its own head, and its image size.
-
-    Args:
-        found: weights.
-        image_size: other than the stored one: the position embedding is resized; 0 keeps it.
-        dtype: of the parameters.
-    """
+    """Return the stored model with its head, and its image size in pixels; 0 keeps the stored size."""
     weights = found.weights
     size = image_size or weights.meta.get("image_size") or weights.config.image_size
     model = build(replace(weights.config, image_size=size), dtype=dtype)
@@ -370,7 +348,7 @@ def loaded_model(found: FoundWeights, image_size: int, dtype: torch.dtype) -> tu
 
 
 def random_in_words(wanted: StartWeights, seed: int) -> str:
-    """Return what is taken of weights where [weights] asks for random ones; "" where it asks for theirs."""
+    """Return a line that says the weights are random; "" if [weights] asks for the stored ones."""
     is_random = wanted.initialise == "random"
     return f"random weights (seed {seed}), the architecture alone is taken" if is_random else ""
 
@@ -388,12 +366,13 @@ def transferred_model(
     dtype: torch.dtype,
     keeps_head: bool = False,
 ) -> tuple[Model, dict[str, Tensor], list[str]]:
-    """Return the stored body under a new zero head for `num_classes` (under its own if it `keeps_head`), or
-    only its architecture with fresh weights.
+    """Return the stored body under a new zero head, or under its old one if `keeps_head`.
+
+    With weights.initialise = "random" only the architecture is used, with fresh weights.
 
     Returns:
-        the model; of weights that are read later, on the meta device, the tensors to start from; and lines
-        that say what was done.
+        the model; the tensors to start from, if the weights are read later and the model is on the meta
+        device; and lines that say what was done.
     """
     target = downstream(
         weights.config,
@@ -412,5 +391,5 @@ def transferred_model(
 
 
 def check_found(runtime: Runtime, found: FoundWeights, sources: Iterable[Source]) -> None:
-    """Compare the weights and images that this process has read with those of rank 0; see `check_inputs`."""
+    """Compare this process's weights and images with those of rank 0, see `check_inputs`."""
     check_inputs(runtime, found.weights.state, found.weights.config, found.weights.meta, sources)

@@ -22,11 +22,7 @@ SUSPECTS = "suspects.csv"  # in the folder of an evaluation
 
 
 def check_place(path: Path) -> list[str]:
-    """Refuse a place where answers cannot be written, or would replace another file. Raises DataError.
-
-    Returns:
-        a warning if earlier answers will be replaced.
-    """
+    """Refuse a path that cannot be written to or would replace another file; warn about earlier answers."""
     refuse(
         DataError,
         (
@@ -57,7 +53,7 @@ def check_place(path: Path) -> list[str]:
 
 
 def write_answers(path: Path, rows: Sequence[Sequence[object]]) -> str:
-    """Write rows of COLUMNS atomically, by the file's ending; None is a missing number. Return its digest."""
+    """Write rows of COLUMNS atomically, in the suffix's format; None is a missing number. Return a digest."""
     with atomic_write(path) as aside:
         if path.suffix == PARQUET:
             _write_parquet(aside, rows)
@@ -78,7 +74,6 @@ def _write_parquet(path: Path, rows: Sequence[Sequence[object]]) -> None:
 
 
 def answers_digest(path: Path) -> str:
-    """Return the SHA-256 of a file of answers. Raises CheckpointError."""
     return hashlib.sha256(read_bytes(path, limits.TABLE, error=CheckpointError)).hexdigest()
 
 
@@ -99,8 +94,8 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
 
 
 def is_right(row: Mapping[str, Any]) -> bool:
-    """Return whether the answer of a row is one of the classes of its truth."""
-    answer = _bare(row["answer"])  # that of an earlier release has no \;
+    """Return whether the answer of a row is one of its true classes."""
+    answer = _bare(row["answer"])  # earlier releases did not write \;
     return not {answer, answer.replace(r"\;", ";")}.isdisjoint(_classes(_bare(row["truth"] or "")))
 
 

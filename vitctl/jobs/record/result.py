@@ -60,8 +60,8 @@ _MOST_BYTES = 256 * 2**20
 DELETE_IT = "; delete it to run again"
 _COPY_BACK = f"copy the files of this run back, or delete {RESULT} and resume"
 _GIVE_WEIGHTS = "give a run folder, a checkpoint folder or a weights file with --from"
-_SEVERAL_SCORES = ("fewshot", "probe", "vtab")  # whose accuracy is one for each number of shots, k, or task
-# What the digests of data cover; those of earlier releases were of index.json alone.
+_SEVERAL_SCORES = ("fewshot", "probe", "vtab")  # have one accuracy per number of shots, k, or task
+# What a data digest covers; earlier releases covered index.json alone.
 DATA_DIGEST = {"data_digest": "index, tables, views"}
 # Values that a recipe may take from the weights ("as_stored") or the device ("auto"): a result records the
 # resolved value.
@@ -69,9 +69,7 @@ _RESOLVED = {"dropout": "dropout", "drop_path": "drop_path", "machine.precision"
 
 
 class _Numbers(BaseModel):
-    """The fields of metrics that other code reads: an accuracy, or one for each number of shots or task;
-    counts.
-    """
+    """The metrics that other code reads; some jobs have an accuracy per number of shots, k or task."""
 
     accuracy: float | dict[str, float] = 0.0
     accuracy_interval: list[float] = []
@@ -88,7 +86,7 @@ class _Numbers(BaseModel):
 
 
 class _Origin(BaseModel):
-    """The fields of the provenance that other code reads."""
+    """The provenance fields that other code reads."""
 
     versions: dict[str, str] = {}
     image_size: int | None = None
@@ -99,7 +97,7 @@ class _Origin(BaseModel):
 
 
 class _Record(BaseModel):
-    """The digests of a result that are compared with the other files of its run."""
+    """The digests that are compared with the run's other files."""
 
     log: str = Field("", alias="log.jsonl")
     steps: str = Field("", alias="steps.jsonl")
@@ -115,9 +113,11 @@ def _sound(values: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
 class RunResult:
     """The outcome of a job.
 
-    `status` is "done", "stopped" (by a signal, saved, can be resumed) or "failed"; `metrics` are the numbers,
-    `provenance` is what they depend on: digests of data and weights, split, resolution, recipe; `record`
-    says how log.jsonl and steps.jsonl end, and holds the digests of the checkpoints and of the result itself.
+    Args:
+        status: "done", "stopped" (by a signal; saved, can be resumed) or "failed".
+        metrics: the numbers.
+        provenance: what they depend on: digests of data and weights, split, resolution, recipe.
+        record: how log.jsonl and steps.jsonl end, and digests of the checkpoints and of the result itself.
     """
 
     job: str
@@ -139,7 +139,7 @@ _RESULT: TypeAdapter[RunResult] = TypeAdapter(RunResult)
 
 
 def data_used(source: Source, split: str) -> dict[str, Any]:
-    """Return which images a number is about: their digest, the split expression, and their source."""
+    """Return the provenance of a number's images: their digest, split and source."""
     return {
         "split": split,
         "data_sha256": source.digest,
@@ -161,9 +161,7 @@ def unverified_bytes(result: RunResult) -> str:
 
 
 def with_recipe(result: RunResult, recipe: Recipe) -> RunResult:
-    """Return the result with a digest of the recipe values that its numbers depend on, "auto" and
-    "as_stored" resolved.
-    """
+    """Return the result with a digest of the recipe values behind it, "auto" and "as_stored" resolved."""
     used = result.provenance
     resolved = {key: used[name] for key, name in _RESOLVED.items() if name in used}
     return replace(
@@ -172,37 +170,31 @@ def with_recipe(result: RunResult, recipe: Recipe) -> RunResult:
 
 
 def recipe_digest(recipe: Recipe, free: tuple[str, ...], resolved: Mapping[str, Any]) -> str:
-    """Return SHA-256 of a recipe's values, without keys that start with one of `free`; `resolved` replaces
-    some values.
-    """
+    """Return the SHA-256 of a recipe's values, some `resolved`, without the keys that start with `free`."""
     return json_digest(deciding_values(recipe, free) | dict(resolved))
 
 
 def write_result(folder: Path, result: RunResult) -> RunResult:
-    """Write RUN/result.json, completely or not at all, and return the result, with the digests of the
-    folder's records and its own.
-    """
-    for name in RECORDS:  # after a power failure the result would not fit shorter ones
+    """Write RUN/result.json atomically. Return the result with the digests of its records and its own."""
+    for name in RECORDS:  # after a power failure, truncated records would not match the result
         if (folder / name).is_file():
             flush(folder / name)
     result = replace(result, record=record_digests(folder))
-    stored = RunResult(**parse_json_text(json_text(asdict(result))))  # as a reader sees it
+    stored = RunResult(**parse_json_text(json_text(asdict(result))))  # as a reader will parse it
     result = replace(result, record=result.record | {RESULT: published_digest(stored)})
     write_run_json(folder / RESULT, asdict(result))
     return result
 
 
 def published_digest(result: RunResult) -> str:
-    """Return one digest of a result: job, status, numbers, provenance, and the digests of its records and
-    checkpoints.
-    """
+    """Return one digest of a result and its records' digests, without `error` and `files`."""
     fields = {name: getattr(result, name) for name in ("job", "status", "metrics", "provenance", "record")}
     fields["record"] = {name: value for name, value in result.record.items() if name != RESULT}
     return json_digest(fields)
 
 
 def record_digests(folder: Path) -> dict[str, Any]:
-    """Return how log.jsonl and steps.jsonl end, and the digest of the state of each checkpoint."""
+    """Return how log.jsonl and steps.jsonl end, and the digest of each checkpoint's state."""
     ends = {path: end for path in RECORDS if (end := end_of(folder / path))}
     states = {
         path.name: digest
@@ -221,17 +213,15 @@ def _of_state(folder: Path, name: str) -> str:
 
 
 def read_result(folder: Path, *, own: bool = True, weights: bool = True) -> RunResult | None:
-    """Return the result of a run folder; None while there is none.
+    """Return a run folder's result; None if there is none yet.
 
     Args:
-        folder: of the run.
-        own: refuse a result that was changed, or is of another run: a record beside it does not begin as
-            it names. A record that was not copied along refuses nothing.
-        weights: of those refuse also one whose checkpoint was replaced or renamed; where the caller compares
-            the checkpoint that it uses, False.
+        own: refuse a result that was changed or belongs to another run, judged by the records next to it.
+            Records that were not copied along are not checked.
+        weights: with `own`, also refuse a replaced or renamed checkpoint; False if the caller checks the
+            checkpoint that it uses.
 
-    Raises:
-        CheckpointError: the file is not a result, was changed, or is that of another run.
+    Raises CheckpointError if the file is not a result, was changed, or belongs to another run.
     """
     path = folder / RESULT
     if not path.exists():
@@ -262,18 +252,18 @@ def read_result(folder: Path, *, own: bool = True, weights: bool = True) -> RunR
 
 
 def _is_miscounted(metrics: Mapping[str, Any]) -> bool:
-    """Return whether an accuracy in a result differs from its counts, or a number is beyond any count."""
+    """Return whether an accuracy differs from its counts, or a number is too large to be a count."""
     if any(isinstance(value, int) and abs(value) >= 2**63 for value in metrics.values()):
         return True
     accuracy, correct, total = (metrics.get(name) for name in ("accuracy", "correct", "total"))
     if isinstance(accuracy, int | float) and isinstance(correct, int) and isinstance(total, int):
         is_count = 0 <= correct <= total < 2**53 and total > 0
-        return not (is_count and abs(accuracy - correct / total) <= 1e-6)  # NaN is none
+        return not (is_count and abs(accuracy - correct / total) <= 1e-6)  # NaN fails this, too
     return any(_is_miscounted(inner) for inner in metrics.values() if isinstance(inner, Mapping))
 
 
 def _checkpoint_problem(folder: Path, result: RunResult) -> str:
-    """Return how the checkpoint that a result is of was replaced; "" where it was not, or is not here."""
+    """Return how the result's checkpoint was replaced or renamed; "" if it was not, or is not here."""
     own = step_folder(folder, int(result.provenance.get("weights_step") or 0)).name
     digest = result.record.get(CHECKPOINTS, {}).get(own)
     there = (
@@ -281,23 +271,20 @@ def _checkpoint_problem(folder: Path, result: RunResult) -> str:
         if digest
         else {}
     )
-    if own in there and there[own] not in ("", digest):  # without one it is damaged: whoever reads it says so
+    if own in there and there[own] not in ("", digest):  # no digest: it is damaged; its reader says so
         return f"{own} is not the checkpoint that the result names; it was replaced"
     renamed = [name for name in there if own not in there and there[name] == digest]
     return f"{renamed[0]} says step {int(own[5:])}, so its name should be {own}" if renamed else ""
 
 
 def _changed_record(folder: Path, result: RunResult) -> str:
-    """Return which record in a folder is not the one that the result names; "" where none is."""
+    """Return the first record in a folder that does not match the result; "" if all match."""
     ends = {name: result.record.get(name) for name in RECORDS if (folder / name).is_file()}
     return next((name for name, end in ends.items() if end and not begins(folder / name, end)), "")
 
 
 def read_own_records(folder: Path) -> list[Record]:
-    """Return the records of the log of a run, or of a training inside it.
-
-    Raises CheckpointError if it is not the log that its result or a checkpoint names.
-    """
+    """Return the log records of a run, or of a training inside it. Raises CheckpointError if another's."""
     path, ends = folder / LOG, {_of_state(one, LOG_HEAD) for one in step_folders(folder / CHECKPOINTS)}
     with suppress(CheckpointError):
         result = read_result(folder, own=False)
@@ -318,7 +305,7 @@ def _first_problem(error: ValidationError) -> str:
 
 RUNS = Path("runs")
 PRETRAINING, TRAINING = ("pretrain",), ("pretrain", "finetune")
-_TAKES_ANY = ("evaluate", "export")  # what also makes sense for a fine-tuned network
+_TAKES_ANY = ("evaluate", "export")  # jobs that also make sense for a fine-tuned network
 _GIVEN = "as given"
 _INSTEAD = {
     AVERAGE: "only a run with averaging.decay keeps a Polyak average; use the weights themselves with "
@@ -333,15 +320,15 @@ class ChosenWeights:
 
     Args:
         how: "last" or "best" of a run, "step", or "as given": a checkpoint or a file was named.
-        step: finished steps; None where nothing tells.
-        averaged: it is the Polyak average.
-        accuracy: logged by the run at this step, or its evaluation.metric; None where there is none.
-        metric: which of them, in words.
-        damaged: newer checkpoints that were skipped, a line each.
-        unfinished: the run has no result, was stopped or failed.
-        digest: of the checkpoint's state; "" where none of a run was chosen.
-        was_pinned: it was chosen when the run started, and found again.
-        is_known: a record in the folder of the run says that it is the run's own.
+        step: finished steps; None if unknown.
+        averaged: whether it is the Polyak average.
+        accuracy: logged by the run at this step, or its evaluation.metric, which `metric` names; None if not
+            logged.
+        damaged: newer checkpoints that were skipped, one line each.
+        unfinished: whether the run has no result, was stopped or failed.
+        digest: of the checkpoint's state; "" if no run's checkpoint was chosen.
+        was_pinned: whether it was chosen when the run started, and reused.
+        is_known: whether a record in the run's folder confirms that it belongs to the run.
     """
 
     how: str = _GIVEN
@@ -357,7 +344,7 @@ class ChosenWeights:
 
     @property
     def pin(self) -> str:
-        """Return the value of weights.pinned; "" where no checkpoint of a run was chosen."""
+        """Return the value of weights.pinned; "" if no run's checkpoint was chosen."""
         return f"{self.how}:{self.step}:{self.digest}" if self.digest else ""
 
     def used(self, prefix: str = "weights") -> dict[str, Any]:
@@ -371,7 +358,6 @@ class ChosenWeights:
 
     @property
     def text(self) -> str:
-        """Return one line for the screen."""
         scored = f", {self.metric} {self.accuracy:.2%}" if self.accuracy is not None else ""
         of = {"last": "the last checkpoint", "best": "the best checkpoint kept"}
         chosen = "chosen when this run started" if self.was_pinned else of.get(self.how, "the checkpoint")
@@ -388,20 +374,17 @@ class ChosenWeights:
 def choose_weights(
     place: Path, which: str = "", *, by_size: bool = False, pinned: str = ""
 ) -> tuple[Path, ChosenWeights]:
-    """Return the weights file of a run folder, a checkpoint folder, a folder of another program, or a file.
+    """Return the weights file of a run folder, a checkpoint folder, another program's folder, or a file.
 
     Args:
-        place: one of those.
-        which: "last", "best" (by the scores that the run logged, among the checkpoints that are kept), or
-            the number of a step; "ema" or "model": the Polyak average, or the weights themselves, of the
-            checkpoint that represents the run. "": that checkpoint: the best of a run with
-            evaluation.select_best, else the last. The Polyak average is used where the run kept one, unless
-            "model" is given.
-        by_size: as `read_checkpoint` takes it.
-        pinned: of a run: its checkpoint that was chosen before, see `ChosenWeights.pin`.
+        which: "last", "best" (by logged scores, among the kept checkpoints) or a step number. "ema" or
+            "model" selects the Polyak average or the raw weights of the checkpoint that represents the run.
+            "" is that checkpoint: the best with evaluation.select_best, else the last. The average is used if
+            the run kept one, unless "model" is given.
+        by_size: see `read_checkpoint`.
+        pinned: the checkpoint of a run that was chosen before, see `ChosenWeights.pin`.
 
-    Raises:
-        CheckpointError: there are no such weights.
+    Raises CheckpointError if there are no such weights.
 
     Paper: Section 4.1 (averaging), Section 4.3 (early stopping)
     """
@@ -450,20 +433,17 @@ def choose_weights(
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
-    """Return the files of tensors in a folder by name: of a checkpoint, those that it was written with."""
+    """Return a folder's tensor files by name; for a checkpoint, the files that its state lists."""
     from vitctl.engine.checkpoint import read_state
 
     if not (folder / STATE).exists():
         return tensor_files(folder)
-    recorded = sorted(read_state(folder)["files"], reverse=True)  # of parts the first
+    recorded = sorted(read_state(folder)["files"], reverse=True)  # the first part wins
     return {name_of(file): folder / file for file in recorded}
 
 
 def _check_given(folder: Path, name: str, by_size: bool) -> None:
-    """Check a checkpoint that was named by its path, as one that is chosen in a run is checked.
-
-    Raises CheckpointError.
-    """
+    """Check a checkpoint given by path as one chosen in a run is checked. Raises CheckpointError."""
     from vitctl.engine.checkpoint import read_checkpoint
 
     if (folder / STATE).exists():
@@ -473,15 +453,7 @@ def _check_given(folder: Path, name: str, by_size: bool) -> None:
 
 
 def check_own(saved: "SavedCheckpoint") -> bool:
-    """Check that a checkpoint is of the run in whose folder it lies.
-
-    Returns:
-        whether a record there says so; none does in a folder without log and result, or in runs of early
-        releases.
-
-    Raises:
-        CheckpointError: it is of another run, or of another step than its folder is named after.
-    """
+    """Check that a checkpoint is its folder's run's and step's; return whether a record confirms it."""
     from vitctl.engine.checkpoint import MOVE_IT, foreign
 
     run, name = saved.folder.parent.parent, saved.folder.name
@@ -494,7 +466,7 @@ def check_own(saved: "SavedCheckpoint") -> bool:
 
 
 def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path, ChosenWeights]:
-    """Return the folder of the requested checkpoint of a run, verified."""
+    """Return the folder of a run's requested checkpoint, verified."""
     from vitctl.engine.checkpoint import newest_checkpoint, read_checkpoint
 
     root, logged = run / CHECKPOINTS, logged_scores(run)
@@ -542,10 +514,7 @@ def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path
 
 
 def _pinned_checkpoint(run: Path, pinned: str, by_size: bool) -> "tuple[SavedCheckpoint, list[str]]":
-    """Return the pinned checkpoint of a run; one line for each newer one that is damaged, if it was the last.
-
-    Raises CheckpointError.
-    """
+    """Return a run's pinned checkpoint, and a line per newer damaged one if it was the last."""
     from vitctl.engine.checkpoint import newest_checkpoint, read_checkpoint
 
     how, step, digest = pinned.split(":")
@@ -572,12 +541,7 @@ def _pinned_checkpoint(run: Path, pinned: str, by_size: bool) -> "tuple[SavedChe
 
 
 def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> None:
-    """Check that the checkpoint that represents a finished run is the one that its result describes.
-
-    Raises:
-        CheckpointError: that one is missing or damaged; another one is used only when it is named by its
-            step.
-    """
+    """Check that the checkpoint chosen for a finished run is the one its result describes."""
     result = read_result(run, weights=False)
     recorded = result.provenance if result is not None and result.status == "done" else {}
     if recorded.get("weights_chosen") != how or recorded.get("weights_step") in (None, step):
@@ -591,21 +555,21 @@ def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> 
 
 
 def selects_best(run: Path) -> bool:
-    """Return whether the best checkpoint of a run represents it, instead of the last."""
+    """Return whether the best checkpoint represents a run, instead of the last."""
     evaluation = _fields_of(run / RECIPE).get("evaluation")
     names = ("select_best", "early_stopping")  # the second in recipes of earlier releases
     return isinstance(evaluation, dict) and any(bool(evaluation.get(name, False)) for name in names)
 
 
 def logged_scores(run: Path) -> "dict[int, Score]":
-    """Return step -> score of all evaluations of a training run."""
+    """Return step -> score of a training run's evaluations."""
     from vitctl.engine.evaluation import Score
 
     return {step: score for step, score in Score.by_step(read_records(run / LOG)).items() if step}
 
 
 def logged_probes(run: Path, step: int) -> dict[str, float]:
-    """Return few-shot accuracies of a training run at a step, by their names: "5-shot"."""
+    """Return a training run's few-shot accuracies at a step, by name: "5-shot"."""
     records = [record for record in read_records(run / LOG) if record.get("kind") == "fewshot"]
     probes = [
         record for record in records if record.get("step") == step and {"shots", "accuracy"} <= record.keys()
@@ -614,25 +578,15 @@ def logged_probes(run: Path, step: int) -> dict[str, float]:
 
 
 def start_weights(job: str) -> str:
-    """Return the address of published weights that a job can start from; those that are scored need a
-    trained head.
-    """
+    """Return the address of published weights to start from; for evaluate and export, with a trained head."""
     return f"gs://vit_models/imagenet21k{'+imagenet2012' * (job in _TAKES_ANY)}/ViT-B_16.npz"
 
 
 def newest_run(job: str, runs: Path = RUNS) -> tuple[Path, str]:
-    """Return the newest finished run whose weights a job can use: any training to score or export, else a
-    pre-training.
+    """Return the newest finished run whose weights a job can use, and a line that names it.
 
-    Args:
-        job: that uses them.
-        runs: folder of run folders; deeper folders, and runs that were stopped or failed, are not used.
-
-    Returns:
-        its folder, and a line that says which one it is.
-
-    Raises:
-        CheckpointError: there is none.
+    `evaluate` and `export` take any training, other jobs a pre-training. Runs in deeper folders, and runs
+    that were stopped or failed, are not considered. Raises CheckpointError if there is none.
     """
     jobs = TRAINING if job in _TAKES_ANY else PRETRAINING
     done = [
@@ -658,11 +612,7 @@ def newest_run(job: str, runs: Path = RUNS) -> tuple[Path, str]:
 
 
 def weights_place(source: str, which: str, job: str, runs: Path = RUNS) -> tuple[Path | str, str]:
-    """Return the path or address that weights.source means, and a line that names the newest run if taken.
-
-    Raises:
-        CheckpointError: `which` chooses among the weights of an address, or there is no newest run.
-    """
+    """Return the path or address that weights.source means, and a line that names the "newest" run."""
     (source,) = without_queries(full_address(source), error=CheckpointError)
     if source == "newest":
         return newest_run(job, runs)
@@ -676,7 +626,7 @@ def weights_place(source: str, which: str, job: str, runs: Path = RUNS) -> tuple
 
 
 def set_of(which: str) -> str:
-    """Return "ema" or "model" where weights.which chooses between averaged and raw weights, else ""."""
+    """Return "ema" or "model" if weights.which chooses averaged or raw weights, else ""."""
     return which if which in (AVERAGE, MODEL) else ""
 
 

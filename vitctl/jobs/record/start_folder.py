@@ -13,17 +13,15 @@ from vitctl.recipe.schema import Recipe
 from vitctl.system.remote import is_remote
 
 _KEYS = ("data.path", "data.root", "data.mixture", "weights.source", "distillation.teacher")
-_PATTERN = re.compile(r"[{*?\[,]")  # of shards; the folder before it is looked for
+_PATTERN = re.compile(r"[{*?\[,]")  # shard patterns; only the folder before the pattern must exist
 R = TypeVar("R", bound=Recipe)
 
 
 def start_folder(run: Path, read: Callable[[], Recipe]) -> Path:
-    """Return where a run was started. For a run that was moved or copied with its data it is the new place of
-    that folder: the one with most of the recipe's paths. If none was recorded, it is the working folder.
+    """Return the folder that a run was started in; if none was recorded, the working folder.
 
-    Args:
-        run: its folder.
-        read: gives its recipe; not called where the run was started in the working folder.
+    For a run that was moved or copied with its data, it is the folder's new place: the one with most of the
+    recipe's paths. `read` returns the recipe.
     """
     folders = []
     with suppress(LaunchError, OSError, ValueError, TypeError, KeyError):
@@ -44,7 +42,7 @@ def start_folder(run: Path, read: Callable[[], Recipe]) -> Path:
 
 
 def at_start(recipe: R, run: Path) -> R:
-    """Return the recipe of a run with its relative paths as they are called from the working folder."""
+    """Return the recipe of a run with its relative paths resolved for the working folder."""
     folder = start_folder(run, lambda: recipe)
     for section, _, key in (name.partition(".") for name in _KEYS):
         if folder.resolve() != Path.cwd() and any(_texts(recipe, f"{section}.{key}")):
@@ -59,9 +57,7 @@ def at_start(recipe: R, run: Path) -> R:
 
 
 def from_folder(text: str, folder: Path) -> str:
-    """Return a relative path in a folder, or a pattern or list of shards, as an absolute one; unchanged if it
-    is not there.
-    """
+    """Return a relative path, shard pattern or list in a folder as absolute; unchanged if not there."""
     path = text.removeprefix("@")
     first = _PATTERN.split(path)[0]
     first = first if first == path else os.path.dirname(first)
