@@ -1,7 +1,7 @@
-"""Decodes images to pixels, and converts files to JPEG before storage: HEIC, and large JPEGs on request.
+"""Decode images to pixels, and convert files to JPEG before storage: HEIC, and large JPEGs on request.
 
-An image that cannot be decoded raises `BadSample`, whose reason is a category to count by. Nothing but the
-conversions changes the bytes of an image.
+An image that cannot be decoded raises `BadSample`, whose reason is a category to count by. Only the
+conversions change the bytes of an image.
 """
 
 import io
@@ -38,7 +38,7 @@ from vitctl.system.process import acquire
 # Pillow's plugins by `image_extension`; a file is opened by the one of its signature.
 _PLUGINS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP", "tif": "TIFF"}
 _PLUGINS |= dict.fromkeys(("pbm", "pgm", "ppm"), "PPM")
-_MAX_TEXT = 8 * 2**20  # bytes of an image as text, of which Pillow reads some millions in a second
+_MAX_TEXT = 8 * 2**20  # bytes of a plain-text image, of which Pillow reads a few million per second
 Truncated = Literal["refuse", "pad"]
 # Peak memory while an image is decoded, in bytes per pixel; measured in tests/data/test_costly_samples.py.
 # By format, else by Pillow's mode; other modes need a second buffer for the conversion to RGB. With several
@@ -53,9 +53,9 @@ _COLOUR_MAP, _WHITE_IS_ZERO, _UNSIGNED, _WEBP = 320, 0, 1, 50001
 
 
 class BadSample(DataError):  # noqa: N818 - it names the sample, not the failure
-    """One sample that cannot be used: counted and skipped in training, an error in evaluation.
+    """An unusable sample: counted and skipped in training, an error in evaluation.
 
-    Its fields are a category to count by, such as `truncated` or `not an image`, and what more is known.
+    `where` is a category to count by, such as `truncated` or `not an image`; `what` holds any details.
     """
 
     @property
@@ -65,7 +65,7 @@ class BadSample(DataError):  # noqa: N818 - it names the sample, not the failure
 
 
 class _Turn(NamedTuple):
-    """How stored pixels are converted for display: transpose first, then flip rows, then flip columns."""
+    """The conversion of stored pixels for display: transpose first, then flip rows, then flip columns."""
 
     transpose: bool
     flip_rows: bool
@@ -86,11 +86,11 @@ _TURNS = {
 
 
 class Picture:
-    """An image whose size is known, and whose pixels are decoded lazily: only the region that is requested.
+    """An image of known size, whose pixels are decoded lazily: only the requested region.
 
     Args:
         stored: decoded pixels, uint8 `[H, W, 3]`; or the header of a JPEG, which is decoded later.
-        orientation: Exif orientation: how stored pixels are rotated and mirrored for display.
+        orientation: Exif orientation of the stored pixels.
         truncated: see `decode`.
     """
 
@@ -115,15 +115,12 @@ class Picture:
     def region(
         self, top: int, left: int, height: int, width: int, *, reduce: int = 1, reuse_buffer: bool = False
     ) -> np.ndarray:
-        """Decode a rectangular region.
+        """Decode a rectangular region, in pixels of the displayed image.
 
         Args:
-            top: first row.
-            left: first column.
-            height: of the region, in pixels.
-            width: of the region, in pixels.
+            top, left, height, width: of the region.
             reduce: 1 for the exact pixels; 2, 4 or 8 to decode a JPEG directly to 1/2, 1/4 or 1/8 of the
-                size, with the region rounded outwards to whole pixels. Other formats ignore it.
+                size, with the region rounded outwards to integer pixels. Other formats ignore it.
             reuse_buffer: decode into a buffer of this thread, which the next call with `reuse_buffer`
                 overwrites; faster.
 
@@ -159,10 +156,9 @@ class Picture:
 
 
 def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Truncated = "refuse") -> Picture:
-    """Open an image lazily: of an 8-bit baseline or progressive JPEG only the header is parsed; other formats
-    are decoded at once.
+    """Open an image lazily; arguments and errors are those of `decode`.
 
-    Args and errors are those of `decode`.
+    Only the header of an 8-bit baseline or progressive JPEG is parsed; other formats are decoded at once.
     """
     data, jpeg = without_heic(data), None
     if image_extension(data) == "jpg":
@@ -185,7 +181,7 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
 
 
 def from_pillow(image: Image.Image, *, exif_orientation: bool = True) -> Picture:
-    """Return an image opened with Pillow, with the pixels and orientation that `decode` gives of its file.
+    """Convert an image opened with Pillow to the pixels and orientation that `decode` returns.
 
     Args:
         image: in any mode, loaded or not.
@@ -205,7 +201,7 @@ def decode(data: bytes, *, exif_orientation: bool = True, truncated: Truncated =
 
     Greyscale, palette, alpha, CMYK and 16-bit images become 8-bit RGB: 12-bit and 16-bit values keep their
     eight high bits, and transparency is dropped, unless nothing would be left of the picture: see
-    `_drawn_in_alpha`. Of an animation the first frame is decoded.
+    `_drawn_in_alpha`. Only the first frame of an animation is decoded.
 
     Args:
         data: the bytes of a JPEG, PNG, WEBP, GIF, BMP, TIFF, PNM or HEIC file.
@@ -228,10 +224,7 @@ def decode(data: bytes, *, exif_orientation: bool = True, truncated: Truncated =
 
 
 def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, int]:
-    """Return the stored pixels, and the orientation.
-
-    Pillow does not report damage in the compressed data of a JPEG.
-    """
+    """Return the stored pixels, and the orientation. Pillow ignores damaged JPEG data, so it is checked."""
     extension = image_extension(data)
     if extension is None:
         raise BadSample(*refusal(data))
@@ -255,9 +248,9 @@ def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, 
 
 
 def _check_png(data: bytes) -> None:
-    """Check the sums over the compressed pixels, which Pillow does not; of other chunks it does.
+    """Verify the checksums of the compressed pixels; Pillow verifies only the other chunks'.
 
-    Raises BadSample: damage that decompresses shows other pixels.
+    Damaged data that still decompress would show wrong pixels; raises BadSample.
     """
     at = len(b"\x89PNG\r\n\x1a\n")
     while (end := at + 8 + int.from_bytes(data[at : at + 4])) + 4 <= len(data):
@@ -290,10 +283,7 @@ def _pillow_problems(plugin: str = "image") -> Iterator[None]:
 
 
 def _check_cost(width: int, height: int, kind: str) -> int:
-    """Check pixels and memory of a kind of image against their limits before decoding; returns the memory.
-
-    Raises BadSample above a limit, and without pixels.
-    """
+    """Check pixels and memory against their limits before decoding, and return the memory in bytes."""
     num_bytes = width * height * _BYTES_PER_PIXEL.get(kind, _OTHER_BYTES_PER_PIXEL)
     if not width * height:
         raise BadSample("not an image", f"{width}x{height} pixels")
@@ -315,10 +305,7 @@ def _jpeg_bytes(jpeg: Jpeg, num_rows: int) -> int:
 
 
 def _check_scans(data: bytes, num_pixels: int) -> None:
-    """Limit decoding time: each scan of a JPEG processes all pixels, however few bytes it has.
-
-    Raises BadSample above the limit.
-    """
+    """Limit decoding time: each scan of a JPEG processes all pixels, however few bytes it has."""
     scans = num_scans(data)
     if scans > limits.SCANS or (scans > 1 and scans * num_pixels > limits.SCANNED):
         raise BadSample(
@@ -329,10 +316,7 @@ def _check_scans(data: bytes, num_pixels: int) -> None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the Exif orientation of a loaded image.
-
-    It must be loaded, because a PNG may store it after the pixels.
-    """
+    """Return the Exif orientation of an image, which must be loaded: a PNG may store it after the pixels."""
     if image.format == "TIFF":
         return 1  # Pillow has applied it
     try:
@@ -342,7 +326,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _rgb(image: Image.Image) -> np.ndarray:
-    """Return the stored pixels as RGB, by the range that the file declares."""
+    """Return the stored pixels as 8-bit RGB, scaled from the range that the file declares."""
     tags = getattr(image, "tag_v2", {})  # of a TIFF
     _check_samples(image, tags)
     if image.mode.startswith("I"):  # grey of 12 or 16 bits, which Pillow would clip at 255 instead of scaling
@@ -354,7 +338,7 @@ def _rgb(image: Image.Image) -> np.ndarray:
             np.subtract(255, high, out=high)
         return np.repeat(high[:, :, None], 3, axis=2)
     if tags and image.mode in ("P", "PA") and max(tags[_COLOUR_MAP]) < 256:
-        # Old writers gave 8 bits instead of 16, as libtiff's tools assume too; Pillow would show black.
+        # Old writers stored 8 bits instead of 16, as libtiff's tools also assume; Pillow would show black.
         image = image.copy()
         image.putpalette(np.reshape(tags[_COLOUR_MAP], (3, -1)).T.astype(np.uint8).tobytes())
     pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
@@ -366,7 +350,7 @@ def _rgb(image: Image.Image) -> np.ndarray:
 
 
 def _check_samples(image: Image.Image, tags: Mapping[int, Any]) -> None:
-    """Refuse pixels of no known range, and those that Pillow decodes wrongly."""
+    """Refuse pixels without a known range, and those that Pillow decodes wrongly."""
     signed = not {*tags.get(_SAMPLE_FORMAT, ())} <= {_UNSIGNED}
     # A PGM file of more than 8 bits is scaled to 16 by Pillow.
     if image.mode == "F" or signed or (image.mode == "I" and image.format != "PPM"):
@@ -382,9 +366,9 @@ def _check_samples(image: Image.Image, tags: Mapping[int, Any]) -> None:
 
 
 def _drawn_in_alpha(image: Image.Image, colour: tuple[int, int, int]) -> np.ndarray:
-    """Return an image of one colour, as it looks on white by its transparency; a light colour on black.
+    """Return an image of one colour as its transparency shows it on white; on black if the colour is light.
 
-    Where the colours show anything, transparency is dropped, as Pillow and torchvision do.
+    Where the colours show anything, transparency is dropped, as in Pillow and torchvision.
     """
     alpha = (image if image.mode in ("LA", "RGBA") else image.convert("RGBA")).getchannel("A")
     low, high = alpha.getextrema()
@@ -394,8 +378,9 @@ def _drawn_in_alpha(image: Image.Image, colour: tuple[int, int, int]) -> np.ndar
 
 
 def _scaled_pnm(image: ImageFile.ImageFile, data: bytes) -> np.ndarray | None:
-    """Return the pixels of a binary PGM or PPM file whose white is neither 255 nor 16 bits of grey, scaled
-    to 255; Pillow, which takes a microsecond for each, has the same. None for other files.
+    """Return the pixels of a binary PGM or PPM whose white is neither 255 nor 16-bit grey, scaled to 255.
+
+    None for other files. Pillow returns the same values, but takes a microsecond for each.
     """
     decoder, _, begin, how = image.tile[0]
     if decoder == "ppm_plain" and len(data) > _MAX_TEXT:
@@ -418,7 +403,7 @@ _USUAL_QUALITY = 90
 
 
 def without_heic(data: bytes) -> bytes:
-    """Return HEIC as the JPEG that `vitctl data shards` makes of it, and any other file unchanged.
+    """Convert HEIC to the JPEG that `vitctl data shards` writes; return any other file unchanged.
 
     In the JPEG the orientation is applied and the colour profile kept; other metadata are dropped.
 
@@ -447,11 +432,11 @@ def without_heic(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Reencode:
-    """Re-encodes JPEG files to smaller ones, which are decoded faster.
+    """Re-encodes JPEG files to smaller ones, which decode faster.
 
     Args:
         max_side: limit on the longer side, in pixels: larger images are resized to it, all others stay
-            unchanged. 0 for no limit: then every JPEG is compressed again, and the result is used only where
+            unchanged. 0 for no limit: then every JPEG is compressed again, and the result is used only if
             it is smaller.
         quality: of the JPEG, 1 to 100; 0 for 90.
     """
@@ -465,12 +450,10 @@ class Reencode:
         return f"{again}, quality {self.quality or _USUAL_QUALITY}, Pillow {PIL.__version__}"
 
     def __call__(self, data: bytes) -> bytes:
-        """Return the file to store in place of a JPEG.
+        """Return the file to store in place of a JPEG. Raises BadSample if it cannot be decoded.
 
         Resizing uses Pillow's Lanczos filter; grey stays grey, CMYK becomes RGB; colour profile and EXIF data
         are kept. The result has restart markers, so that training decodes only the crop; see `cut_out`.
-
-        Raises BadSample if it cannot be decoded.
         """
         picture = open_picture(data)
         if self.max_side and max(picture.height, picture.width) <= self.max_side:
