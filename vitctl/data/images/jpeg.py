@@ -1,4 +1,4 @@
-"""Partial decoding of common JPEGs: what lies outside the crop is not decoded where the file allows that.
+"""Partial decoding of common JPEGs: pixels outside the crop are not decoded if the file allows it.
 
 The compressed data of a JPEG can only be decoded from the start, but decoding can stop early: with a smaller
 height written into the header, the decoder stops below the crop. With restart markers it can also start at
@@ -16,12 +16,12 @@ import numpy as np
 _END_OF_IMAGE = b"\xff\xd9"
 _BASELINE, _PROGRESSIVE = (0xC0, 0xC1), 0xC2
 _START_OF_SCAN, _RESTART_INTERVAL = 0xDA, 0xDD
-# Frames of codings that Pillow does not decode, or that nothing here can check for damage: T.81, table B.1
+# Frames of codings that Pillow does not decode, or that cannot be checked for damage here: T.81, table B.1
 _UNREAD = {0xC3: "lossless JPEG", 0xCB: "lossless JPEG", 0xF7: "JPEG-LS"}
 _UNREAD |= dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hierarchical JPEG")
 _FRAMES = (*_BASELINE, _PROGRESSIVE, 0xC9, 0xCA, *_UNREAD)
 _ESCAPE = 0xFF  # begins a marker
-_RESTARTS = bytes(range(0xD0, 0xD8))  # second bytes of restart markers, which are used in turns
+_RESTARTS = bytes(range(0xD0, 0xD8))  # second bytes of restart markers, used cyclically
 _BLOCK = 8  # height and width of a coded block, in pixels
 _COEFFICIENTS = 64
 _COLOURS = {"Gray": 1, "CMYK": 4, "YCCK": 4}  # others have 3
@@ -44,21 +44,20 @@ LACKS_SCANS: Fault = ("truncated", "the JPEG lacks its last scans")
 
 @dataclass(frozen=True)
 class Jpeg:
-    """A common JPEG, of which the header was parsed.
+    """A common JPEG with a parsed header.
 
     Args:
-        data: the whole file.
-        height: in pixels, as stored.
-        width: in pixels, as stored.
+        data: the complete file.
+        height, width: in pixels, as stored.
         frame: byte offset of the frame marker (SOF).
         has_one_scan: whether one scan holds all components, from top to bottom; the decoder refuses others
             after it.
-        can_stop_early: whether there is no hole in this scan either, so that decoding can stop early.
+        can_stop_early: whether this scan also has no hole, so that decoding can stop early.
         num_components: 1 (grey) or 3 (colour).
         has_metadata: whether there is a segment for Exif or XMP.
         scan: byte offset of the first scan's marker (SOS).
         unit: height and width of a minimum coded unit (MCU), in pixels.
-        restart: byte offset of the restart interval's marker (DRI), 0 where it is missing.
+        restart: byte offset of the restart interval's marker (DRI), 0 if it is missing.
     """
 
     data: bytes
@@ -75,10 +74,9 @@ class Jpeg:
 
 
 def with_end_marker(data: bytes) -> bytes:
-    """Return a JPEG cut after its end marker (EOI), which is appended where it is missing.
+    """Return a JPEG cut after its end marker (EOI), which is appended if it is missing.
 
-    Bytes after the marker are not part of the image, and an image with all rows is complete without the
-    marker.
+    Bytes after the marker are not part of the image, and an image with all rows is complete without it.
     """
     if data.endswith(_END_OF_IMAGE):
         return data
@@ -87,7 +85,7 @@ def with_end_marker(data: bytes) -> bytes:
 
 
 def read_header(data: bytes) -> Jpeg | None:
-    """Parse the header of a grey or RGB JPEG of 8 bits that has an end marker; None for every other JPEG."""
+    """Parse the header of a grey or RGB JPEG of 8 bits with an end marker; None for every other JPEG."""
     if not data.endswith(_END_OF_IMAGE):
         return None
     position, frame, kind, restart, has_metadata = 2, 0, 0, 0, False
@@ -129,12 +127,12 @@ def cut_out(
     Args:
         jpeg: the image.
         top, left, bottom, right: the box, in pixels; the last two exclusive.
-        reduce: as of `decode_rows`.
+        reduce: as for `decode_rows`.
 
     Returns:
-        The smallest JPEG of restart intervals whose pixels are those of the whole image throughout the box,
-        and the row and the column in the image at which it begins; or the image itself, 0 and 0, where it has
-        no restart markers, or intervals that are neither parts of a row of MCUs nor whole rows.
+        The smallest JPEG of restart intervals whose pixels equal those of the image throughout the box, and
+        the row and column at which it begins; or the image itself, 0 and 0, if it has no restart markers, or
+        intervals that are neither parts of a row of MCUs nor complete rows.
 
     Source: ITU-T T.81, sections B.2.1, E.1.4 and F.2.2.4
     """
@@ -198,7 +196,7 @@ def decode_rows(
             overwrites; faster.
 
     Returns:
-        uint8 `[H, W, 3]`, of `num_rows / reduce` rows or more; None when the data do not match the header.
+        uint8 `[H, W, 3]`, of `num_rows / reduce` rows or more; None if the data do not match the header.
     """
     import simplejpeg
 
@@ -220,7 +218,7 @@ def decode_rows(
 
 
 class _Scratch(threading.local):
-    """A buffer that a thread reuses for decoding: new pages would take a twelfth of the decoding time."""
+    """A per-thread decoding buffer: new pages would take a twelfth of the decoding time."""
 
     memory = np.empty(0, np.uint8)
 
@@ -237,9 +235,9 @@ _SCRATCH = _Scratch()
 
 
 def find_fault(data: bytes) -> Fault | None:
-    """Decode a whole JPEG with an end marker, and return how its compressed data are truncated or damaged.
+    """Decode a complete JPEG with an end marker, and describe any damage of its compressed data.
 
-    A few extraneous bytes after the last row are harmless and common, except where zeros stand in place of
+    A few extraneous bytes after the last row are harmless and common, except if zeros stand in place of
     compressed data. None for an intact image, and for one whose header this decoder does not support, which
     Pillow may decode.
     """
@@ -267,8 +265,7 @@ def find_fault(data: bytes) -> Fault | None:
 
 
 def lacks_scans(data: bytes, num_components: int) -> bool:
-    """Return whether a progressive JPEG ends before its scans hold every coefficient of every component to
-    the last bit.
+    """Return whether a progressive JPEG ends before its scans hold every coefficient to the last bit.
 
     Source: ITU-T T.81, sections B.2.3 and G.1.1.1
     """
@@ -288,21 +285,19 @@ def lacks_scans(data: bytes, num_components: int) -> bool:
 
 
 def num_scans(data: bytes) -> int:
-    """Return the number of scans of a JPEG, or a few more: those of a thumbnail in its metadata are counted
-    too.
-    """
+    """Count the scans of a JPEG; those of a thumbnail in its metadata count too."""
     return data.count(b"\xff%c" % _START_OF_SCAN)
 
 
 def unread_coding(data: bytes) -> str:
-    """Return the name of a JPEG's coding if it is not decoded, else an empty text."""
+    """Return the name of a JPEG's coding if vitctl does not decode it, else ""."""
     at = _first(data, _FRAMES)
     marker, bits = data[at + 1 : at + 2], data[at + 4 : at + 5]
     return _UNREAD.get(ord(marker or b"\0"), f"JPEG of {bits[0]} bits" if bits > b"\x08" else "")
 
 
 def _first(data: bytes, markers: Container[int] = (_START_OF_SCAN,)) -> int:
-    """Return the byte offset of the first of some markers; the length of the data where there is none."""
+    """Return the byte offset of the first of some markers; the length of the data if there is none."""
     position = 2
     for _ in range(_MAX_SEGMENTS):
         if position + 4 > len(data) or data[position] != 0xFF:

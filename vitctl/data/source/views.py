@@ -1,4 +1,4 @@
-"""Data sets as their users see them: numbered samples, in shards or not, and every view of them.
+"""Data sets as numbered samples, in shards or not, and views of them.
 
 `Source` is the interface through which loaders, evaluation and few-shot read. A `View` is some samples of
 one or more sources in a given order: subsets, classes, concatenations and split expressions are all views.
@@ -39,9 +39,9 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
-        """Labels of the given samples, or of all: int64 `[n]`, -1 for none.
+        """Return the labels of the given samples, or of all: int64 `[n]`, -1 for none.
 
-        Where samples may have several: int64 `[n, L]`, padded with -1; a row of -1 for none.
+        If samples may have several: int64 `[n, L]`, padded with -1; a row of -1 for none.
         """
 
     def key(self, sample: int) -> str:
@@ -51,7 +51,7 @@ class Source(Protocol):
         """Return the path or URL of a sample, for messages."""
 
     def read(self, sample: int) -> bytes:
-        """Return the encoded image. Raises `BadSample` when it cannot be read."""
+        """Return the encoded image. Raises `BadSample` if it cannot be read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class View:
         digest: hex digest of the samples and their order.
         rows: position of each sample in the concatenation of all stores, int64 `[n]` or computed; None: all,
             in order.
-        new_labels: labels that replace those of the stores, `[n]` or `[n, L]`.
+        new_labels: replacements for the labels of the stores, `[n]` or `[n, L]`.
     """
 
     stores: tuple[Source, ...]
@@ -82,7 +82,6 @@ class View:
         return self._ends[-1] if self.rows is None else len(self.rows)
 
     def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
-        """Return the labels of the given samples, or of all; see `Source`."""
         if self.new_labels is not None:
             return self.new_labels[slice(None) if samples is None else samples].copy()
         width = max(store.labels(np.zeros(0, np.int64)).shape[1:] for store in self.stores)
@@ -92,17 +91,14 @@ class View:
         return labels
 
     def key(self, sample: int) -> str:
-        """Return the key of the sample in its store."""
         store, row = self._one(sample)
         return store.key(row)
 
     def location(self, sample: int) -> str:
-        """Return the path or URL of the sample."""
         store, row = self._one(sample)
         return store.location(row)
 
     def read(self, sample: int) -> bytes:
-        """Return the encoded image."""
         store, row = self._one(sample)
         return store.read(row)
 
@@ -112,7 +108,7 @@ class View:
         """Yield each store that holds some of the given samples, or of all.
 
         Yields:
-            the store; the samples' rows in it, None for all in order; their places among those given.
+            the store; the samples' rows in it, None for all in order; their indices among those given.
         """
         rows = None if self.rows is None else self.rows[slice(None) if samples is None else samples]
         if samples is not None and rows is None:
@@ -150,17 +146,13 @@ def subset(source: Source, rows: Rows) -> View:
 
     Args:
         source: to select from.
-        rows: numbers of samples, int64 `[n]` or computed, in the order of the subset.
+        rows: sample numbers, int64 `[n]` or computed, in the order of the subset.
     """
     return View((source,), source.class_names, array_digest(f"subset {source.digest} ", rows), rows)
 
 
 def concat(sources: Sequence[Source]) -> View:
-    """Concatenate sources with the same classes.
-
-    Raises:
-        DataError: they have different classes.
-    """
+    """Concatenate sources. Raises DataError if their class names differ."""
     for other in sources:
         if other.class_names != sources[0].class_names:
             raise DataError(
@@ -172,7 +164,7 @@ def concat(sources: Sequence[Source]) -> View:
 
 
 def random_subset(source: Source, num_samples: int, seed: int) -> Source:
-    """Select samples at random, in storage order. With one seed, smaller subsets lie within larger ones.
+    """Select samples at random, in storage order. With the same seed, larger subsets contain smaller ones.
 
     Args:
         source: to select from.
@@ -221,7 +213,7 @@ def of_classes(source: Source, names: tuple[str, ...]) -> View:
 
 
 def numbered_as(source: Source, class_names: Sequence[str]) -> Source:
-    """Number the labels of a source by other class names, if these include all of the source's own."""
+    """Number the labels of a source by other class names, if these include all of the source's names."""
     numbers = {name: number for number, name in enumerate(class_names)}
     if tuple(class_names) == tuple(source.class_names) or not numbers.keys() >= {*source.class_names}:
         return source
@@ -238,11 +230,11 @@ def no_class(name: str, known: Iterable[str]) -> DataError:
 def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -> None:
     """Refuse a source whose labels are not valid for the job.
 
-    Labels are read in chunks to save memory, and not at all where the counts in the index rule out an
-    error. A label of no class, see `wrong_labels`, means that the index is damaged, and is refused for
-    every use. An image without a label is refused in `training` and `scoring`; where images may have
-    several labels, scoring skips those without any. `draws` (few-shot) never take such images, `pixels`
-    (masked patch prediction) need no labels.
+    Labels are read in chunks to save memory, and not at all if the counts in the index rule out an error. A
+    label outside the classes, see `wrong_labels`, means that the index is damaged, and is refused for every
+    use. An image without a label is refused in `training` and `scoring`, except that scoring skips it if
+    images may have several labels. `draws` (few-shot) never take such images, `pixels` (masked patch
+    prediction) need no labels.
 
     Args:
         source: an opened split.
@@ -287,9 +279,7 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
 
 
 def _are_counted(source: Source, num_classes: int, all_needed: bool) -> bool:
-    """Return whether the indexes behind a source say that all its labels are valid, and none is missing if
-    all are needed.
-    """
+    """Return whether the indexes behind a source show that its labels are valid, and all there if needed."""
     if isinstance(source, View):
         stores = (_are_counted(store, num_classes, all_needed) for store in source.stores)
         return source.new_labels is None and all(stores)
@@ -310,7 +300,7 @@ def unlabelled_note(source: Source) -> str:
 
 
 def class_zero_note(source: Source) -> str:
-    """Return a line if classes are called by their numbers and no image is of class 0; "" otherwise."""
+    """Return a line if class names are numbers and no image has class 0; "" otherwise."""
     if tuple(source.class_names[:2]) != ("0", "1"):
         return ""
     for begin in range(0, len(source), CHUNK):
@@ -353,10 +343,10 @@ def stored(
     Args:
         source: of the samples.
         samples: their numbers; None for all.
-        here: the caller's number of each of them; None: not needed.
+        here: the caller's number for each of them; None: not needed.
 
     Yields:
-        the source, the samples' numbers there (None for all), and those of `here`.
+        the source, the samples' numbers there (None for all), and the matching part of `here`.
     """
     if not isinstance(source, View):
         yield source, samples, here
@@ -371,7 +361,7 @@ def is_remote(source: Source) -> bool:
 
 
 def read_together(source: Source, samples: np.ndarray, *, at_once: bool = False) -> dict[int, bytes]:
-    """Return those of some encoded images that take a request each; see `ShardSource.read_together`."""
+    """Return the encoded images that take a request each, by number; see `ShardSource.read_together`."""
     found: dict[int, bytes] = {}
     for store, rows, here in stored(source, samples, samples):
         if isinstance(store, ShardSource) and rows is not None and here is not None:
@@ -389,7 +379,7 @@ def fetch_ahead(source: Source, samples: np.ndarray) -> None:
 
 
 def split_sources(source: Source) -> tuple[ShardSource, ...]:
-    """Return the indexed splits behind a source, in order; empty when it is not stored in shards."""
+    """Return the indexed splits behind a source, in order; empty if it is not stored in shards."""
     if isinstance(source, View):
         return tuple(split for store in source.stores for split in split_sources(store))
     return (source,) if isinstance(source, ShardSource) else ()
@@ -420,20 +410,20 @@ def used_shards(source: Source) -> Iterator[tuple[ShardSource, np.ndarray]]:
 
 
 def source_texts(source: Source) -> tuple[str, ...]:
-    """Return the provenance recorded in the index of each split behind a source, each text once.
+    """Return the distinct provenance texts in the indexes behind a source.
 
-    It also says whether a copy is partial or re-encoded.
+    They also say whether a copy is partial or re-encoded.
     """
     return tuple(dict.fromkeys(split.index.source for split in split_sources(source)))
 
 
 def source_text(source: Source) -> str:
-    """Return the provenance of a source in one line; empty where unknown."""
+    """Return the provenance of a source in one line; empty if unknown."""
     return "; ".join(filter(None, source_texts(source)))
 
 
 def _rows_by_store(source: Source) -> dict[str, np.ndarray]:
-    """Return the rows of a source's samples in each store, by the digest of the store."""
+    """Map the digest of each store to the rows of a source's samples in it."""
     found: dict[str, list[np.ndarray]] = {}
     for store, rows, _ in stored(source):
         found.setdefault(store.digest, []).append(np.arange(len(store)) if rows is None else rows)
@@ -441,7 +431,7 @@ def _rows_by_store(source: Source) -> dict[str, np.ndarray]:
 
 
 def shared_samples(one: Source, other: Source) -> int:
-    """Return how many samples of the stores are in both sources."""
+    """Count the samples of the stores that are in both sources."""
     theirs = _rows_by_store(other)
     own = _rows_by_store(one)
     return sum(len(np.intersect1d(rows, theirs.get(digest, []))) for digest, rows in own.items())

@@ -1,6 +1,6 @@
 """Sets that are arrays, pickles or records: SVHN, PatchCamelyon, dSprites, smallNORB, digits, CIFAR, DMLab.
 
-Arrays become PNG, which loses nothing. Images are made when they are read: there may be a million.
+Arrays become lossless PNG. Images are encoded when they are read: there may be a million.
 """
 
 import gzip
@@ -44,7 +44,7 @@ def encode_png(pixels: np.ndarray) -> bytes:
 def row_items(
     labels: np.ndarray, read: Callable[[int], bytes], key: Callable[[int], str] = str
 ) -> list[Item]:
-    """Return an item for each row of an array, made when it is read; keys are row numbers if not given."""
+    """Return a lazy item for each row of an array; keys default to row numbers."""
     return [Item(key(row), label, partial(read, row)) for row, label in enumerate(labels.tolist())]
 
 
@@ -75,10 +75,7 @@ def _svhn_split(path: Path) -> Originals:
 
 
 def read_patch_camelyon(root: Path) -> dict[str, Originals]:
-    """Read the six unpacked `camelyonpatch_level_2_split_*.h5`.
-
-    Keys are `train_0`, `valid_0`, `test_0` ...
-    """
+    """Read the six unpacked `camelyonpatch_level_2_split_*.h5`; keys are `train_0`, `valid_0`, `test_0`."""
     words = {"train": "train", "validation": "valid", "test": "test"}  # in the names of files and keys
     return {split: _camelyon_split(root, word) for split, word in words.items()}
 
@@ -135,10 +132,7 @@ def read_dsprites(root: Path, task: str) -> dict[str, Originals]:
 
 
 def read_sprites(path: Path) -> np.ndarray:
-    """Return the images, uint8 `[N, 512]`, eight pixels to a byte.
-
-    They are 3 GB unpacked, so pass in pieces.
-    """
+    """Return the images, uint8 `[N, 512]`, eight pixels to a byte; unpacked they would take 3 GB."""
     with (
         parsing(path, DataError, "not the images of dSprites"),
         zipfile.ZipFile(path) as archive,
@@ -197,7 +191,7 @@ def read_norb(path: Path) -> np.ndarray:
     """Read a file in NORB's format: type, number of axes, at least three lengths, little-endian values.
 
     Raises:
-        DataError: it is in another format, or cut short.
+        DataError: it is in another format, or truncated.
     """
     with parsing(path, DataError, "not a complete NORB file"):
         data = _unpacked(path) if path.suffix == ".gz" else read_bytes(path, limits.TABLE)
@@ -225,7 +219,7 @@ DIGITS_SIZES = {"train": 1437, "test": 360}
 
 
 def digit_items(split: str) -> list[Item]:
-    """Return one split of the 1,797 hand-written digits that come with scikit-learn, which need no download.
+    """Return one split of the 1,797 hand-written digits that come with scikit-learn; needs no download.
 
     The scans have 8x8 pixels of 17 grey levels; they are enlarged to 32x32 with a bicubic filter. The first
     1,437 in md5 order are the training split, the other 360 the test split.
@@ -249,13 +243,13 @@ def _digit_png(scan: np.ndarray) -> bytes:
     return encode_png(np.repeat(enlarged[:, :, None], 3, axis=2))
 
 
-# CIFAR-10 and CIFAR-100 from the Python release, whose pickles are read without running anything they name
+# CIFAR-10 and CIFAR-100 from the Python release, whose pickles are read without running code
 
 
 def read_cifar(
     root: Path, *, folder: str, splits: Mapping[str, tuple[str, ...]], prefix: str, source: str
 ) -> dict[str, Originals]:
-    """Read the batches of a release; keys are the numbers of the images, counted through a split's files.
+    """Read the batches of a release; keys number the images across a split's files.
 
     Args:
         root: holds the unpacked folder of the release.
@@ -298,10 +292,9 @@ def _text(value: str | bytes) -> str:
 
 
 def unpickle(path: Path) -> dict[str, Any]:
-    """Read a dictionary of numbers, texts, lists and byte arrays; arrays become `Bytes`.
+    """Read a dictionary of numbers, texts, lists and byte arrays, which become `Bytes`, without running code.
 
-    No object is looked up by the names in the file. Raises DataError if the file is damaged or holds anything
-    else.
+    Raises DataError if the file is damaged or holds anything else.
     """
     try:
         entries = _PlainData(io.BytesIO(read_bytes(path)), encoding="bytes").load()
@@ -313,12 +306,12 @@ def unpickle(path: Path) -> dict[str, Any]:
 
 
 class Bytes:
-    """Stands for a NumPy array of bytes: `array` is uint8 of the pickled shape."""
+    """A stand-in for a NumPy array of bytes: `array` is uint8 of the pickled shape."""
 
     array: np.ndarray
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """Take what NumPy pickles of an array: version, shape, type, column order, bytes."""
+        """Set NumPy's pickled array state: version, shape, type, column order, bytes."""
         _, shape, _, by_columns, data = state
         if by_columns:
             raise pickle.UnpicklingError("an array stored by columns")
@@ -326,14 +319,14 @@ class Bytes:
 
 
 class _ByteType:
-    """Stands for `numpy.dtype('u1')` and refuses to stand for others."""
+    """A stand-in for `numpy.dtype('u1')`, which refuses other types."""
 
     def __init__(self, name: str | bytes, *_: object) -> None:
         if _text(name) != "u1":
             raise pickle.UnpicklingError(f"an array of type {_text(name)}, should be u1")
 
     def __setstate__(self, state: object) -> None:
-        """Bytes have no byte order."""
+        """Do nothing: bytes have no byte order."""
 
 
 def _reconstruct(*_: object) -> Bytes:
@@ -350,13 +343,13 @@ _STAND_INS = {
 
 class _PlainData(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in of one of the four names that the files need; refuse every other name."""
+        """Return the stand-in for one of the five names that the files need; refuse every other name."""
         if f"{module}.{name}" not in _STAND_INS:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return _STAND_INS[f"{module}.{name}"]
 
 
-# TFRecord files and the Example messages in them, read without TensorFlow; DMLab comes in such files
+# TFRecord files and the Example messages in them, read without TensorFlow, as DMLab needs
 
 _DMLAB_CLASSES = tuple(f"reward sign and distance, class {number}" for number in range(6))
 _HEADER = struct.Struct("<QI")  # length, and its checksum
@@ -399,10 +392,10 @@ def _only(example: dict[str, list[Any]], name: str, path: Path) -> Any:
 
 
 def records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and data of every record. The lengths' checksums are compared, not those of the data.
+    """Yield offset and data of every record. Only the checksums of the lengths are verified.
 
     Raises:
-        DataError: the file is damaged or cut short.
+        DataError: the file is damaged or truncated.
     """
     with open_regular(path, error=DataError) as file:
         while header := file.read(_HEADER.size):
