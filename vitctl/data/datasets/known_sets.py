@@ -23,17 +23,17 @@ class DataSet:
     """A data set that vitctl knows by name.
 
     Args:
-        name: as it is typed, and the name of its folder of shards.
+        name: as typed, and the name of its folder of shards.
         num_classes: size of the head, whichever labels occur.
         sizes: images per split.
         read: reads the original files below a folder.
-        archive: what the original files come in and where to get it, in words.
+        archive: what holds the original files and where to get it, in words.
         aliases: other names, in lower case.
-        downloads: the archives on the web; none where a login, a password or a program is needed.
-        family: folder of the original files, where sets share one; `name` if not given.
+        downloads: the archives on the web; none if a login, a password or a program is needed.
+        family: folder of the original files, if sets share one; default: `name`.
         make: makes a split of a set that comes with vitctl.
-        how: how to get its shards, where that is not `vitctl data prepare`.
-        scored: split expression of its score, where that is not `test` or `validation`.
+        how: how to get its shards, if not by `vitctl data prepare`.
+        scored: split expression of its score, if not `test` or `validation`.
     """
 
     name: str
@@ -50,7 +50,7 @@ class DataSet:
 
     @property
     def obtain(self) -> str:
-        """Return the command or the steps that make its shards; "" for a set that comes with vitctl."""
+        """The command or the steps that make its shards; "" for a set that comes with vitctl."""
         if self.how or self.read is None:
             return self.how
         return f"Make them from {self.archive}: `vitctl data prepare {self.name} --root ROOT`."
@@ -59,7 +59,7 @@ class DataSet:
         """Read the original files below a folder.
 
         Raises:
-            DataError: files are missing or damaged, or the classes are not those of the set.
+            DataError: files are missing or damaged, or the number of classes is wrong.
         """
         if self.read is None:
             raise DataError(
