@@ -22,7 +22,7 @@ PARTS = ("filters", "position_similarity", *OF_IMAGES)
 
 
 def missing_parts(config: Config) -> dict[str, str]:
-    """Which of PARTS a network does not have, each with the reason in one line."""
+    """Return the PARTS that a network lacks, each with the reason in one line."""
     missing = {}
     if isinstance(config, AxialResNetConfig):
         missing["position_similarity"] = (
@@ -56,17 +56,13 @@ class Observed(NamedTuple):
 
     @staticmethod
     def joined(parts: "list[Observed]") -> "Observed":
-        """Return several batches as one."""
+        """Concatenate several batches."""
         return Observed(*map(torch.cat, zip(*parts, strict=True)))
 
 
 @torch.no_grad()
 def observe(model: Model, images: Tensor) -> Observed:
-    """Run a network on images, and look at its attention on the way.
-
-    Args:
-        model: of any family, in evaluation mode.
-        images: `[B, 3, S, S]` as the network takes them, on its device.
+    """Run a network of any family, in evaluation mode, on images `[B, 3, S, S]`, and observe its attention.
 
     Paper: Section 4.5
     """
