@@ -74,8 +74,6 @@ def read_originals(name: str, root: Path, *, allow_partial: bool = False) -> dic
     """Open the original files of a known data set, to be written by `write_originals`.
 
     Args:
-        name: a name or an alias.
-        root: folder of the files.
         allow_partial: accept splits that lack some of their images.
 
     Raises:
@@ -354,11 +352,7 @@ def _open_folder(folder: Path) -> dict[str, Originals]:
 
 
 def table_of(folder: Path) -> Path | None:
-    """Return the table that lists the images of a folder without class folders; None if there is none.
-
-    Raises:
-        DataError: there are several tables, or class folders next to one.
-    """
+    """Return the table that lists a folder's images; None if none. Raises DataError if it is ambiguous."""
     held = sorted(folder.iterdir())
     listed = [one for one in held if one.suffix.lower() in (".csv", ".tsv")]
     tables = [one for one in listed if lists_images(one)]
@@ -400,15 +394,9 @@ _OFFLINE = "type it again where the server can be reached, or copy the files the
 
 
 def read_torchvision(name: str, root: Path, *, download: bool) -> dict[str, Originals]:
-    """Read the splits of a torchvision data set: torchvision checks the files, our reader reads them.
+    """Read a torchvision data set below `root`: torchvision checks the files, our reader reads them.
 
-    Args:
-        name: such as CIFAR10; see `TORCHVISION_SETS`.
-        root: torchvision's folder for its files.
-        download: download missing files.
-
-    Raises:
-        DataError: the set is unknown, or its files are missing or damaged.
+    Raises DataError if `name`, see `TORCHVISION_SETS`, is unknown, or its files are missing or damaged.
     """
     import torchvision.datasets
 
@@ -456,7 +444,6 @@ class InventoryEntry:
     """A known data set, and its state on disk.
 
     Args:
-        name: of the set.
         uses: in the paper and this project.
         num_classes: size of its head.
         sizes: images of each split, from the catalog.
@@ -499,10 +486,7 @@ class TaskCheck:
     """The check of one VTAB-1k task against published digests.
 
     Args:
-        task: name.
-        num_classes: of its head.
         sizes: images of train800, val200 and test; empty if the set is absent.
-        digests: of their keys.
         verdict: "match" if everything known about the images agrees; otherwise in words.
         is_wrong: whether the images claim to be the benchmark's but are not.
     """
@@ -518,13 +502,7 @@ class TaskCheck:
 def check_task(
     task: VtabTask, root: Path, progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> TaskCheck:
-    """Compare the keys of a task's 800, 200 and test images with their published digests.
-
-    Args:
-        task: a row of `VTAB`.
-        root: folder of known data sets.
-        progress: called with (splits done, 3).
-    """
+    """Compare the keys of a task's images with published digests; `progress` gets (splits done, 3)."""
     if not find_splits(root / find_data_set(task.data_set).name):
         return TaskCheck(task.name, task.num_classes, (), (), ABSENT)
     try:

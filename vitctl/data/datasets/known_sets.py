@@ -25,13 +25,10 @@ class DataSet:
     Args:
         name: as typed, and the name of its folder of shards.
         num_classes: size of the head, whichever labels occur.
-        sizes: images per split.
-        read: reads the original files below a folder.
         archive: what holds the original files and where to get it, in words.
         aliases: other names, in lower case.
         downloads: the archives on the web; none if a login, a password or a program is needed.
         family: folder of the original files, if sets share one; default: `name`.
-        make: makes a split of a set that comes with vitctl.
         how: how to get its shards, if not by `vitctl data prepare`.
         scored: split expression of its score, if not `test` or `validation`.
     """
@@ -56,11 +53,7 @@ class DataSet:
         return f"Make them from {self.archive}: `vitctl data prepare {self.name} --root ROOT`."
 
     def open(self, root: Path) -> dict[str, Originals]:
-        """Read the original files below a folder.
-
-        Raises:
-            DataError: files are missing or damaged, or the number of classes is wrong.
-        """
+        """Read the original files below a folder. Raises DataError if they are missing or damaged."""
         if self.read is None:
             raise DataError(
                 self.name, f"has no original files to read; {self.obtain or 'it comes with vitctl'}"

@@ -51,10 +51,8 @@ class TaskData:
     """The opened splits of a task.
 
     Args:
-        task: its row of the table.
         train800, val200, train, test: images; `train` is the first two together.
         names: the split expressions, by those four words.
-        source: provenance of the images, as text.
         proven: whether the 800 training images are the benchmark's, by a published digest of their names;
             None if no digest is known.
         copy: how the images differ from the benchmark's; empty if they do not.
@@ -75,8 +73,6 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
     """Open the splits of a task: `root/NAME` (shards), or the task's folder in the community's layout.
 
     Args:
-        task: a row of a suite.
-        root: folder of known data sets.
         scratch: folder for the shards of the community's copy, and of sets that come with vitctl.
         allow_partial: accept splits that lack some of their images, if the expressions still select enough.
 
@@ -174,15 +170,7 @@ def _copy(task: VtabTask, opened: tuple[Source, ...], *, again: bool, proven: bo
 
 
 def read_community(task: VtabTask, root: Path) -> dict[str, Originals]:
-    """Read the splits `train800`, `val200`, `train800val200` and `test` of a task in the community's layout.
-
-    Args:
-        task: a row of `VTAB`.
-        root: holds a folder per task.
-
-    Raises:
-        DataError: the task's lists or images are missing or wrong.
-    """
+    """Read `train800`, `val200`, `train800val200` and `test` of a task in the community's layout."""
     folder = root / task.community
     with parsing(folder, DataError):
         return read_community_lists(folder, task.num_classes, _test_sizes(task))
@@ -248,8 +236,6 @@ def export_task(
     copy.
 
     Args:
-        task: a row of `VTAB`.
-        root: folder of known data sets.
         out: gets a folder with the community's name for the task.
         progress: called with (images done, images in total) of each split.
 

@@ -34,12 +34,7 @@ def big_vision_randaugment(
 
     Args:
         image: uint8 `[H, W, 3]`.
-        rng: the only source of randomness.
-        layers: number of operations.
         magnitude: 0 to 30; the authors' configurations have 0 to 20.
-
-    Returns:
-        uint8 `[H, W, 3]`.
 
     Source: big_vision, pp/autoaugment.py; verified against it with TensorFlow 2.21
     """
@@ -224,13 +219,10 @@ def timm_randaugment(
     unchanged. Shifts are fractions of the image size.
 
     Args:
-        image: RGB.
-        rng: the only source of randomness.
         layers: operations to draw.
         magnitude: 0 to 10, the full strength.
         probability: that a drawn operation is applied.
         std: standard deviation of a magnitude, which is drawn for each operation and then clipped to 0..10.
-        increasing: see `Strength`.
         resample: filter of rotations, shears and shifts.
         fill: colour of the pixels from outside the image.
 
@@ -299,10 +291,8 @@ def color_jitter(image: Image.Image, strengths: tuple[float, ...], rng: np.rando
     """Change brightness, contrast, saturation and hue, in random order.
 
     Args:
-        image: RGB.
         strengths: one for each; the first three draw a factor from 1 - strength, at least 0, to 1 + strength,
             the hue a shift from -strength to +strength, as a fraction of the colour circle.
-        rng: the only source of randomness.
 
     Source: the rules of torchvision's ColorJitter
     """

@@ -118,7 +118,6 @@ class Picture:
         """Decode a rectangular region, in pixels of the displayed image.
 
         Args:
-            top, left, height, width: of the region.
             reduce: 1 for the exact pixels; 2, 4 or 8 to decode a JPEG directly to 1/2, 1/4 or 1/8 of the
                 size, with the region rounded outwards to integer pixels. Other formats ignore it.
             reuse_buffer: decode into a buffer of this thread, which the next call with `reuse_buffer`
@@ -181,15 +180,7 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
 
 
 def from_pillow(image: Image.Image, *, exif_orientation: bool = True) -> Picture:
-    """Convert an image opened with Pillow to the pixels and orientation that `decode` returns.
-
-    Args:
-        image: in any mode, loaded or not.
-        exif_orientation: as for `decode`.
-
-    Raises:
-        BadSample: as `decode`.
-    """
+    """Convert an image opened with Pillow to the pixels and orientation that `decode` returns."""
     with _pillow_problems():
         acquire(_check_cost(image.width, image.height, image.mode))
         pixels = _rgb(image)
@@ -248,10 +239,7 @@ def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, 
 
 
 def _check_png(data: bytes) -> None:
-    """Verify the checksums of the compressed pixels; Pillow verifies only the other chunks'.
-
-    Damaged data that still decompress would show wrong pixels; raises BadSample.
-    """
+    """Verify the checksums of the compressed pixels, which Pillow does not; they might still decompress."""
     at = len(b"\x89PNG\r\n\x1a\n")
     while (end := at + 8 + int.from_bytes(data[at : at + 4])) + 4 <= len(data):
         named = data[at + 4 : end]
@@ -262,10 +250,7 @@ def _check_png(data: bytes) -> None:
 
 @contextmanager
 def _pillow_problems(plugin: str = "image") -> Iterator[None]:
-    """Convert whatever Pillow raises inside to a BadSample.
-
-    Its warnings, about metadata and size, are ignored: the size is checked here.
-    """
+    """Convert whatever Pillow raises to a BadSample, and ignore its warnings about metadata and size."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -405,10 +390,7 @@ _USUAL_QUALITY = 90
 def without_heic(data: bytes) -> bytes:
     """Convert HEIC to the JPEG that `vitctl data shards` writes; return any other file unchanged.
 
-    In the JPEG the orientation is applied and the colour profile kept; other metadata are dropped.
-
-    Raises:
-        BadSample: pillow-heif is not installed, or the image is `too large` or `damaged`.
+    The orientation is applied and the colour profile kept; other metadata are dropped. Raises BadSample.
     """
     if not is_heic(data):
         return data

@@ -78,9 +78,7 @@ def is_system_file(name: str) -> bool:
 def exclusion_reason(name: str, head: Callable[[], bytes]) -> str:
     """Return why a file is not read as an image; empty if it may be one, which decoding decides later.
 
-    Args:
-        name: path of the file, with `/`.
-        head: returns its first `HEAD_BYTES` bytes or more; called only if the extension is not enough.
+    `head` returns its first `HEAD_BYTES` bytes or more, and is called only if the extension is not enough.
     """
     if is_system_file(name):
         return SYSTEM_FILE

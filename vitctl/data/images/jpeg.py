@@ -47,14 +47,12 @@ class Jpeg:
     """A common JPEG with a parsed header.
 
     Args:
-        data: the complete file.
         height, width: in pixels, as stored.
         frame: byte offset of the frame marker (SOF).
         has_one_scan: whether one scan holds all components, from top to bottom; the decoder refuses others
             after it.
         can_stop_early: whether this scan also has no hole, so that decoding can stop early.
         num_components: 1 (grey) or 3 (colour).
-        has_metadata: whether there is a segment for Exif or XMP.
         scan: byte offset of the first scan's marker (SOS).
         unit: height and width of a minimum coded unit (MCU), in pixels.
         restart: byte offset of the restart interval's marker (DRI), 0 if it is missing.
@@ -125,9 +123,7 @@ def cut_out(
     """Cut the part of an image that a box needs out of its compressed data.
 
     Args:
-        jpeg: the image.
         top, left, bottom, right: the box, in pixels; the last two exclusive.
-        reduce: as for `decode_rows`.
 
     Returns:
         The smallest JPEG of restart intervals whose pixels equal those of the image throughout the box, and
@@ -171,13 +167,9 @@ def cut_out(
 
 
 def restart_interval(width: int, unit: int) -> int:
-    """Return the number of MCUs between restart markers: at least four that divide a row, else a row.
+    """Return the MCUs between restart markers that let `cut_out` skip columns: four or more, dividing a row.
 
-    With such intervals `cut_out` leaves out columns too.
-
-    Args:
-        width: of the image, in pixels.
-        unit: width of an MCU, in pixels.
+    `unit` is the width of an MCU, in pixels like `width`. Falls back to a full row.
     """
     units = -(-width // unit)
     return next((size for size in range(_MIN_INTERVAL, units) if units % size == 0), units)
@@ -189,8 +181,6 @@ def decode_rows(
     """Decode the top rows of an image.
 
     Args:
-        jpeg: the image.
-        num_rows: rows to decode, 1 to the height.
         reduce: 1, 2, 4 or 8: decode to 1/reduce of the size, which is faster and changes the pixels slightly.
         reuse_buffer: decode into the buffer of this thread, which the next call with `reuse_buffer`
             overwrites; faster.

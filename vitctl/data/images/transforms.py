@@ -58,7 +58,6 @@ class TrainTransform:
             (`inception_box`) or torchvision's (`random_resized_box`); `random` resizes to a square of
             `resize` pixels and crops at a random position (as in BiT); `none` only resizes; `letterbox`: see
             `EvalTransform`.
-        flip: flip horizontally with probability 0.5.
         resample: `bilinear` as in TensorFlow, without antialiasing; `bilinear_antialias` and
             `bicubic_antialias` as in Pillow.
         area_range: area of a random box, as a fraction of the image, 0 to 1.
@@ -71,9 +70,6 @@ class TrainTransform:
         exif_orientation: whether the loader applies the Exif orientation; see `decode`.
         truncated: how the loader treats truncated JPEGs; see `decode`.
         randaugment_rules: torchvision's (`rand_augment`), `big_vision_randaugment` or `timm_randaugment`.
-        vertical_flip: flip upside down with probability 0.5.
-        augment3: see `three_augment`.
-        color_jitter: strengths, see `color_jitter`; none: off.
         fill: for `letterbox` and timm's RandAugment: colour outside the image; see `fill_colour`.
         randaugment_probability, randaugment_std, randaugment_increasing: see `timm_randaugment`.
 
@@ -107,14 +103,9 @@ class TrainTransform:
             _distortion(self.randaugment_layers, self.randaugment_magnitude)
 
     def __call__(self, image: Picture | np.ndarray, rng: np.random.Generator) -> "Tensor":
-        """Transform one image.
+        """Transform a picture, of which only the crop is decoded, or uint8 `[H, W, 3]`.
 
-        Args:
-            image: a picture, of which only the crop is decoded; or uint8 `[H, W, 3]`.
-            rng: the only source of randomness.
-
-        Returns:
-            uint8 `[3, image_size, image_size]`.
+        Returns uint8 `[3, image_size, image_size]`.
         """
         picture = image if isinstance(image, Picture) else Picture(image)
         return self.apply(picture, self.draw(picture.height, picture.width, rng))
@@ -229,16 +220,9 @@ class EvalTransform:
         return f"images of {self.image_size} pixels, {how}"
 
     def __call__(self, image: Picture | np.ndarray) -> "Tensor":
-        """Transform one image.
+        """Transform a picture, or uint8 `[H, W, 3]`, to uint8 `[3, image_size, image_size]`.
 
-        Args:
-            image: a picture, or uint8 `[H, W, 3]`.
-
-        Returns:
-            uint8 `[3, image_size, image_size]`.
-
-        Raises:
-            BadSample: `too large`: an image so narrow that the resized one exceeds the pixel limit.
+        Raises BadSample `too large` for an image so narrow that the resized one exceeds the pixel limit.
         """
         size, picture = self.image_size, image if isinstance(image, Picture) else Picture(image)
         if self.method == "letterbox":
@@ -272,10 +256,7 @@ class EvalTransform:
 
 
 def fill_colour(mean: Sequence[float]) -> Colour:
-    """Return the colour outside a letterboxed image: the mean of the weights, 0 to 1, scaled to 0 to 255.
-
-    After normalisation it is 0, within half a level.
-    """
+    """Return the colour outside a letterboxed image: the weights' mean, 0 to 1, which normalises to 0."""
     red, green, blue = (min(max(round(255 * value), 0), 255) for value in mean)
     return red, green, blue
 
@@ -300,8 +281,6 @@ def inception_box(
     After 100 failures the whole image is returned. As in TensorFlow, arithmetic is float32.
 
     Args:
-        height, width: size of the image, in pixels.
-        rng: source of randomness.
         area_range: fraction of the image area, 0 to 1.
         aspect_range: aspect ratio of the box, width / height.
 
@@ -373,18 +352,11 @@ def _offset(largest: int, rng: np.random.Generator) -> int:
 
 
 def area_resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize by area averaging: each new pixel is the mean of the rectangle that it covers, with fractional
-    weights at the edges.
+    """Resize uint8 `[H, W, C]` to height and width `size` by area averaging, rounded to nearest.
 
-    This is TensorFlow's `ResizeMethod.AREA` (and OpenCV's INTER_AREA for downsampling). Pillow's BOX and
-    torch's `area` differ: they use whole pixels only.
-
-    Args:
-        pixels: uint8 `[H, W, C]`.
-        size: new height and width.
-
-    Returns:
-        uint8 `[*size, C]`, rounded to nearest.
+    Each new pixel is the mean of the rectangle that it covers, with fractional weights at the edges. This is
+    TensorFlow's `ResizeMethod.AREA` (and OpenCV's INTER_AREA for downsampling). Pillow's BOX and torch's
+    `area` differ: they use whole pixels only.
     """
     rows = _area_means(pixels, size[0])
     columns = _area_means(rows.swapaxes(0, 1), size[1]).swapaxes(0, 1)
@@ -461,7 +433,6 @@ def rand_augment(image: "Tensor", rng: np.random.Generator, *, layers: int, magn
         image: uint8 `[3, H, W]`.
         rng: the only source of randomness. torchvision draws from torch's global CPU generator, which is
             seeded from `rng` here and restored afterwards.
-        layers: at least 1.
         magnitude: 0 to 30, as in torchvision: 30 is AutoAugment's strongest (10 in its authors' code).
 
     Returns:

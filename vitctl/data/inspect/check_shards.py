@@ -37,10 +37,8 @@ class Report:
     """The result of a check.
 
     Args:
-        num_samples: in the split.
         num_decoded: images that were decoded, successfully or not.
         class_counts: samples of each class, in label order.
-        problems: in the order of the shards.
         digests: of every image's bytes, `[n]` of 16 bytes, equal for equal images; empty for a sample.
         repeated: duplicate images of the split: `(first, later)`.
         notes: on images that look the same, see `pixel_notes`.
@@ -85,10 +83,8 @@ def verify_index(
     """Check the shards of a split against its index. Remote shards are fetched temporarily, one per worker.
 
     Args:
-        index: an opened split.
         decode_images: "all": every byte is read and every image decoded; "none": every byte is read;
             "sample": a thousand images spread over the split are read and decoded, but no complete shard.
-        workers: processes; 0: this process.
         progress: called with (steps done, steps in total); a step is a shard or an image.
     """
     tasks = list(_tasks(index, decode_images == "sample"))
@@ -241,12 +237,7 @@ def _shard_problems(own: Index, address: str) -> list[Problem]:
 
 
 def unused_files(folder: Path) -> tuple[list[str], list[str]]:
-    """List files in a data set or split folder that belong to no split.
-
-    Returns:
-        problems, such as shards without an index and unfinished writing; and notes on other files. One line
-        each.
-    """
+    """Return problems (shards without an index, unfinished writing) and notes on files that no split uses."""
     splits = find_splits(folder)
     problems, notes = list[str](), list[str]()
     for place in splits.values():
@@ -309,14 +300,9 @@ def _check_split_folder(folder: Path, problems: list[str], notes: list[str]) -> 
 
 
 def missing_images(name: str, indexes: Mapping[str, Index]) -> tuple[list[str], list[str]]:
-    """List missing splits and images of a known data set, by the sizes in the catalog.
+    """Return problems and notes on missing splits and images of a known data set, by the catalog's sizes.
 
-    Args:
-        name: of the set.
-        indexes: of the existing splits.
-
-    Returns:
-        problems, and notes on splits whose index says that they are partial. One line each.
+    Notes are on splits whose index says that they are partial.
     """
     row = find_data_set(name)
     sizes = row.sizes if "train800" not in indexes else {"train800": 800, "val200": 200}

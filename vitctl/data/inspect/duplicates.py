@@ -101,11 +101,7 @@ def compare(
     """Find the images of a split that are duplicates of test images.
 
     Args:
-        own: the split to deduplicate.
-        tests: split folders by name.
         max_bits: largest Hamming distance of near-duplicates, 0 to 15; -1 for exact duplicates only.
-        own_name: of the split, for the report.
-        workers: worker processes; 0: this process.
         done: called with the number of images read since the last call.
     """
     hashes, found = hash_images(own, workers=workers, done=done, perceptual=max_bits >= 0), []
@@ -129,7 +125,6 @@ def compare_within(
 
     Args:
         sides: splits by name, without shared images.
-        max_bits, workers, done: as for `compare`.
         until: time of `time.monotonic` after which images are left out.
     """
     hashes = {
@@ -182,10 +177,7 @@ def free_folder(wanted: Path) -> Path:
 
 
 def write_report(found: Sequence[Found], folder: Path) -> list[Path]:
-    """Write `matches.csv`, and at most twenty pages of image pairs (split, test), the least certain first.
-
-    Returns the files.
-    """
+    """Write and return `matches.csv` and at most twenty pages of image pairs, the least certain first."""
     folder.mkdir(parents=True, exist_ok=True)
     pages = _write_pages(found, folder)
     # Written last: a folder without it holds an unfinished report, and is used again.
@@ -332,8 +324,6 @@ def hash_images(
     """Read every image of a source, and compute its digest and its perceptual hash.
 
     Args:
-        source: may have damaged images.
-        workers: worker processes; 0: this process.
         done: called with the number of images processed since the last call.
         perceptual: False to compute digests only, without decoding.
         until: time of `time.monotonic` after which images are left out: they match nothing.

@@ -150,9 +150,6 @@ class Stats:
     """A split in numbers. Quantiles are the minimum, the three quartiles and the maximum.
 
     Args:
-        num_images: in the split.
-        num_classes: with a name.
-        num_unlabelled: images without a label.
         images_per_class: in label order; an image of several classes counts in each.
         num_sampled: images measured for the fields below, spread evenly over the split.
         num_unreadable: images that cannot be decoded; they count in formats and bytes alone.

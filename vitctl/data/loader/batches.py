@@ -123,14 +123,10 @@ def train_batches(
     `bad`.
 
     Args:
-        source: the training split.
         order: over as many samples as the source has.
         transform: draws from a generator seeded by (seed, epoch, sample).
-        seed: of the augmentation.
         batch_size: samples of a global batch, at least `num_processes`.
         micro_batch: samples of a yielded batch, at most.
-        rank: of this process.
-        num_processes: that share the global batch.
         first_step: finished steps; starting late costs nothing.
         num_workers: loader processes; 0: this process.
         lanes: of `batch_size`; a process then takes its leaves instead of micro-batches of its `share`.
@@ -175,7 +171,7 @@ def train_batches(
 def take(batches: Iterator[Batch], share: int, missed: Callable[[str], None] | None = None) -> list[Batch]:
     """Take the micro-batches of this process's share of one global batch, `share` images.
 
-    Raises GaveUpError for an outage, unless `missed` is given, which is called with it instead.
+    An outage raises GaveUpError, or is passed to `missed`.
     """
     taken: list[Batch] = []
     while sum(map(len, taken)) < share:
@@ -218,18 +214,12 @@ def eval_batches(
     weight 0.
 
     Args:
-        source: the split to evaluate on.
-        transform: the same for every sample.
         batch_size: samples of a batch of one process, at most.
-        rank: of this process.
-        num_processes: that share the split.
-        num_workers: loader processes; 0: this process.
         whole_batches: divide batches among the processes, not samples, so that a batch holds the same images
             for any number of processes.
         unchecked: the images were not checked when their shards were written: an unusable sample stays zeros
             of weight 0, listed in `bad`.
         digests: fill `Batch.digests`.
-        pinned: as for `train_batches`.
 
     Raises:
         DataError: without `unchecked`, a sample is unusable, named by key and shard; or a loader process was

@@ -24,7 +24,6 @@ class ShardCache:
     eviction.
 
     Args:
-        folder: of the cache; created if missing.
         max_bytes: limit on the total size of all shards.
     """
 
@@ -41,9 +40,8 @@ class ShardCache:
     def open(self, url: str, num_bytes: int, sha256: str) -> int:
         """Return a descriptor of a shard, which is fetched if it is not in the cache.
 
-        Raises:
-            DataError: size or digest are wrong, it does not fit into the cache, or it cannot be fetched or
-                written.
+        Raises DataError if size or digest are wrong, or it cannot be fetched, written, or fitted into the
+        cache.
         """
         target, asked = self.path(sha256), time.monotonic()
         for _ in range(_TRIES):

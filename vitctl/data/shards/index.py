@@ -133,8 +133,6 @@ class Index:
     """An opened split.
 
     Args:
-        folder: the split folder.
-        shards: in storage order.
         class_names: in label order.
         num_samples: over all shards.
         source: provenance of the images, as text.
@@ -417,7 +415,6 @@ def write_index(
     """Write `index.json`, `samples.npy`, and `labels.npy` if samples have several labels.
 
     Args:
-        folder: destination.
         shards: in storage order.
         scans: of the shards, consumed one at a time.
         width: most labels of a sample, see `Scan.width`.

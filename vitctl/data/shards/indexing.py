@@ -49,10 +49,7 @@ def index_shards(
         out: destination of the index, and of links to the files; None: the files' common folder, without
             links.
         class_names: in label order; None: the names embedded in the shards, else the class numbers.
-        source: provenance of the images, as text.
         members: which members of a sample are its image and its label, if not by the default extensions.
-        workers: processes that read different shards; 0: this process.
-        progress: called with (shards done, total number of shards).
         note: called with a line about members that belong to no sample.
 
     Raises:

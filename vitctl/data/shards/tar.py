@@ -116,11 +116,7 @@ class BoundedTar(tarfile.TarFile):
 
 
 def open_tar(file: IO[bytes]) -> BoundedTar:
-    """Open an uncompressed tar file that starts at the current position of `file`.
-
-    Raises:
-        tarfile.TarError: it is not a tar file, or exceeds a limit.
-    """
+    """Open an uncompressed tar file at the current position of `file`. Raises tarfile.TarError."""
     return BoundedTar.open(fileobj=file, mode="r:")
 
 
@@ -224,7 +220,6 @@ class ShardWriter:
         """Add one sample.
 
         Args:
-            key: member name without extension.
             members: extension to content; stored in the order of the extensions.
 
         Returns:
@@ -324,7 +319,6 @@ class Scan:
         rows: structured `[n]` of dtype `ROW`, in shard order; holds only the first of several labels.
         labels: int32 `[n, L]`, padded with -1; None if every sample has one label given as one number.
         sha256: of the file, in hex.
-        num_bytes: of the file.
         class_names: embedded in the shard, in label order; empty if there are none.
         others: names of the members that belong to no sample.
     """

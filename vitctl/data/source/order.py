@@ -167,7 +167,6 @@ class MixtureOrder:
     Args:
         orders: one per source.
         counts: samples of each source in a block, see `quotas`.
-        seed: for the order within blocks.
     """
 
     orders: tuple[SampleOrder, ...]
@@ -221,7 +220,6 @@ class BalancedOrder:
     Args:
         samples: sorted by class, int64 `[n]`.
         counts: samples of each class, int64 `[K]`, each at least 1.
-        seed: any integer.
     """
 
     samples: np.ndarray
@@ -264,7 +262,6 @@ class RepeatedOrder:
     Args:
         order: over all samples; its next epoch draws other images.
         repeats: copies of an image, each augmented differently.
-        batch_size: images of the global batch.
 
     Source: DeiT's RASampler (arXiv 2012.12877), after Hoffer et al. 2020 (arXiv 1901.09335)
     """
@@ -295,10 +292,8 @@ def shuffle_blocks(seed: int, blocks: np.ndarray, offsets: np.ndarray, block_siz
     """Permute the offsets within each block of a sequence, independent of the orders with the same seed.
 
     Args:
-        seed: any integer.
         blocks: block numbers, int64 `[P]`.
         offsets: int64 `[P]` in `range(block_size)`.
-        block_size: samples in a block.
 
     Returns:
         int64 `[P]` in `range(block_size)`.
@@ -534,7 +529,6 @@ class LaneOrder:
 
     Args:
         order: over all samples.
-        batch_size: images of the global batch.
         num_lanes: parts of the batch, as `Lanes` cuts it.
     """
 

@@ -77,8 +77,6 @@ def resolve(spec: str, sizes: Mapping[str, int], place: str = "the data") -> lis
             percentages, which count from the end when negative. Percentages round to the nearest sample.
             Percentages of each class work in `select` only: their number of samples does not follow from the
             sizes.
-        sizes: samples in each split.
-        place: where the splits are, for messages.
 
     Raises:
         DataError: the expression is malformed, names an unknown split, or exceeds a split's size.
@@ -104,8 +102,6 @@ def select(
     Args:
         spec: see `resolve`; a range may also be `[start%:stop% of each class]`, which applies to every class
             separately.
-        sources: the splits of one data set, by name.
-        place: where the data set is, for messages.
         group_by: see `group_names`: a range then consists of complete groups, as many as come nearest to the
             requested number of images. Groups with several classes count for the rarest.
         counted_only: use storage order, so that no names are read: a range has the right number of images of
@@ -165,7 +161,6 @@ def group_names(source: Source, group_by: str) -> list[str]:
     """Return the name of each image's group; images of one group stay on one side of a split.
 
     Args:
-        source: the images.
         group_by: a regular expression, searched in each image key; its groups, or the full match, name the
             image's group. Or `TABLE.csv:COLUMN` (also `.tsv`), whose column `path` holds the keys. An image
             without a match or value is a separate group.
@@ -347,8 +342,6 @@ class DefaultSplits(NamedTuple):
     """Split expressions.
 
     Args:
-        train: for training.
-        scored: for evaluation.
         lr_train: for training when choosing, say, a learning rate.
         lr_validation: for making that choice: a validation split, or a part of the training images. Neither
             contains test images.
@@ -363,15 +356,9 @@ class DefaultSplits(NamedTuple):
 
 
 def default_splits(found: Sequence[str]) -> DefaultSplits | None:
-    """Choose the splits of a data set for training and scoring.
+    """Choose the splits of a data set for training and scoring; None without a clear choice.
 
     A data set with one split is divided: the last 20% of each class, in md5 order of the names, are scored.
-
-    Args:
-        found: split names of the data set.
-
-    Returns:
-        None without a clear choice: several splits, none of them for training or none to score.
     """
     if len(found) == 1:
         name = found[0]
@@ -416,11 +403,7 @@ def image_digest(source: Source, sample: int) -> bytes:
 
 
 def open_shards(folder: Path) -> Source:
-    """Open a split folder, without the images listed in its `excluded.json`, if any.
-
-    Raises:
-        DataError: as `read_index`; or the list is damaged, or belongs to other shards.
-    """
+    """Open a split folder, without the images listed in its `excluded.json`, if any."""
     return without_excluded(ShardSource(open_index(folder)))
 
 
@@ -436,11 +419,8 @@ def without_excluded(source: ShardSource) -> Source:
 def read_exclusion(index: Index) -> np.ndarray:
     """Read the excluded samples of a split, int64 `[m]`, ascending; empty without a list.
 
-    The list holds sample numbers. It is valid only for shards with the same bytes, whose index may have been
-    rewritten.
-
-    Raises:
-        DataError: the list is damaged, belongs to other shards, or excludes everything.
+    The list is valid only for shards with the same bytes, whose index may have been rewritten. Raises
+    DataError if it is damaged, belongs to other shards, or excludes everything.
     """
     path = index.folder / FILE
     if not path.exists():
@@ -478,10 +458,7 @@ def write_exclusion(index: Index, samples: Sequence[int], *, reason: str) -> int
 
 
 def _digests(index: Index, samples: np.ndarray) -> dict[str, str]:
-    """Return digests that tie a list to its shards.
-
-    `shards` covers the digests of all shards in order, `rows` the samples' byte offsets.
-    """
+    """Return digests that tie a list to its shards and to its samples' byte offsets."""
     shards = json.dumps([[shard.sha256, shard.num_samples] for shard in index.shards])
     rows = index.rows[samples]
     offsets = [samples, *(rows[name].astype(np.int64) for name in ("header", "data", "size"))]

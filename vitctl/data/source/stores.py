@@ -64,7 +64,6 @@ class ShardSource:
     shared between threads and used after a fork; pickling it sends the folder, never a descriptor.
 
     Args:
-        index: of the split.
         cache: stores complete remote shards; None reads single images by byte range.
     """
 
@@ -271,7 +270,7 @@ class ImageFiles:
 class SyntheticSource:
     """Generated JPEGs of coloured noise, for smoke tests and benchmarks; `image_size` is in pixels.
 
-    The tint of an image depends on its class, so that a model can learn it. Labels cycle through the classes.
+    The tint of an image shows its class, so that a model can learn it.
     """
 
     num_samples: int

@@ -22,7 +22,6 @@ class Correction:
     Args:
         key: of the recipe: "loss.class_weights" or "data.sampling".
         name: value of the key; "table" for a table.
-        class_names: in label order.
         counts: training images of each class, int64 `[K]`.
         factors: float64 `[K]`: weights, or how often each image of a class is drawn in an epoch. Their mean
             over the training images is 1.
@@ -66,11 +65,6 @@ def correction(weights: ClassWeights, sampling: str, source: Source) -> Correcti
     balanced: n / (K n_c) for class c with n_c of the n images of K classes, as in scikit-learn's
     compute_class_weight; also the draws of each image in an epoch with balanced sampling. sqrt: its square
     root, and table: the given numbers, 1 for other classes, both scaled to a mean of 1 over the images.
-
-    Args:
-        weights: loss.class_weights; "none" if `sampling` is "balanced".
-        sampling: data.sampling.
-        source: training images.
 
     Raises:
         RecipeError: images may have several labels, a class has no image, or the table has an unknown class.

@@ -86,7 +86,6 @@ class Verification:
 
     Args:
         sources: their shards are verified in this order; sources without shards are ignored.
-        folder: of the run, shared by all its processes.
         part, num_parts: number of this process, and of processes that share the work.
     """
 

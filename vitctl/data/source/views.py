@@ -60,7 +60,6 @@ class View:
 
     Args:
         stores: sources that hold the samples; some may be views.
-        class_names: in label order.
         digest: hex digest of the samples and their order.
         rows: position of each sample in the concatenation of all stores, int64 `[n]` or computed; None: all,
             in order.
@@ -142,12 +141,7 @@ class View:
 
 
 def subset(source: Source, rows: Rows) -> View:
-    """Select samples of a source.
-
-    Args:
-        source: to select from.
-        rows: sample numbers, int64 `[n]` or computed, in the order of the subset.
-    """
+    """Select samples by number, int64 `[n]` or computed, in that order."""
     return View((source,), source.class_names, array_digest(f"subset {source.digest} ", rows), rows)
 
 
@@ -167,9 +161,7 @@ def random_subset(source: Source, num_samples: int, seed: int) -> Source:
     """Select samples at random, in storage order. With the same seed, larger subsets contain smaller ones.
 
     Args:
-        source: to select from.
         num_samples: 1 to `len(source)`.
-        seed: of the random selection.
 
     Raises:
         DataError: `num_samples` is out of range.
@@ -186,8 +178,7 @@ def random_subset(source: Source, num_samples: int, seed: int) -> Source:
 def of_classes(source: Source, names: tuple[str, ...]) -> View:
     """Select the samples of some classes, in storage order; labels are numbered in the order of `names`.
 
-    Raises:
-        DataError: a class is unknown, named twice or has no sample, or a label is out of range.
+    Raises DataError if a class is unknown, named twice or empty, or a label is out of range.
     """
     known = {name: label for label, name in enumerate(source.class_names)}
     as_given, names = names, tuple(map(same_name, names))
@@ -237,9 +228,6 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
     prediction) need no labels.
 
     Args:
-        source: an opened split.
-        name: of the split, for messages.
-        use: what the job needs the images for.
         single: refuse sources whose images may have several labels.
 
     Raises:
@@ -341,7 +329,6 @@ def stored(
     """Yield the sources behind some samples of a source, or all, that are not views.
 
     Args:
-        source: of the samples.
         samples: their numbers; None for all.
         here: the caller's number for each of them; None: not needed.
 
@@ -410,10 +397,7 @@ def used_shards(source: Source) -> Iterator[tuple[ShardSource, np.ndarray]]:
 
 
 def source_texts(source: Source) -> tuple[str, ...]:
-    """Return the distinct provenance texts in the indexes behind a source.
-
-    They also say whether a copy is partial or re-encoded.
-    """
+    """Return the distinct provenance texts in a source's indexes, which also mark partial copies."""
     return tuple(dict.fromkeys(split.index.source for split in split_sources(source)))
 
 

@@ -71,13 +71,9 @@ class Originals:
     """One split before it is written.
 
     Args:
-        items: its images.
         class_names: in label order.
-        source: provenance, as text.
         is_user_data: files and classes are as a user arranged them, and are checked before they are written;
             see `check_originals`.
-        left_out: files that its reader left out.
-        empty_classes: class folders without an image.
         prefix: precedes the item keys in the names of the source, such as `val/`.
         doubts: of its reader, about the classes; keeping or dropping the class settles one.
     """
@@ -108,7 +104,6 @@ class Intake:
     """The result of checking a source.
 
     Args:
-        splits: to be written.
         left_out: other files, system files included, with reasons; named as in the source.
         bad: unusable images; also in `left_out` if they are skipped.
         converted: names of the images that are stored in another format.
@@ -141,10 +136,7 @@ class Intake:
 
 
 class _Split(NamedTuple):
-    """A split, with the finding for each image and the digest of its pixels, empty if they were not decoded.
-
-    A finding is "" if the image is usable unchanged, `heic`, or the problem.
-    """
+    """A split, with each image's finding ("" if usable, `heic`, or the problem) and pixel digest or b""."""
 
     originals: Originals
     findings: list[str]
@@ -185,13 +177,8 @@ def check_originals(
     """Check every image and every class of a user's data set; known data sets are not checked.
 
     Args:
-        splits: as a reader returned them.
         bad: treatment of images that cannot be decoded: `stop` and `skip` list them; `keep` checks no image,
             for sets so large that decoding each image once is too slow.
-        drop: classes to leave out.
-        keep: classes to keep although there is a doubt about them.
-        workers: decoding processes; 0: this process.
-        done: called with the number of images decoded since the last call.
 
     Raises:
         DataError: a class to drop or to keep does not exist, or images with several labels would lose one.
@@ -389,10 +376,7 @@ def _without_images(names: Sequence[str], num_classes: int, option: str) -> Doub
 
 
 def _twins(names: Sequence[str], keep: set[str]) -> list[Doubt]:
-    """Return a doubt for each group of class names that are nearly the same.
-
-    They differ only in case, blanks, - or _, invisible characters or leading zeros.
-    """
+    """Return a doubt for each group of class names that differ only in case, blanks or leading zeros."""
     groups: dict[str, list[str]] = {}
     for name in names:
         seen = "".join(one for one in name if unicodedata.category(one) != "Cf")

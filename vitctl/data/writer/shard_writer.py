@@ -58,12 +58,8 @@ def write_split(
     Args:
         items: the split, in any order; shuffled by `seed`.
         out: the split folder, which must not exist yet, or be what would be written.
-        class_names: in label order.
-        seed: of the shuffle.
         source_text: provenance of the images; stored in the index.
         max_bytes: close a shard before it exceeds this; the bytes of the originals count.
-        max_samples: close a shard at this many samples.
-        workers: processes that write different shards; 0: this process.
         reencode: shrinks JPEG files; None keeps every byte. Recorded in the index.
         progress: called with (images done, images in total). Images of unknown size count twice: they are
             measured first.
@@ -113,11 +109,9 @@ def write_split(
 
 
 def write_originals(originals: Originals, out: Path, split: str, *, seed: int = 0, **how: Any) -> Index:
-    """Write a split of a data set to the folder OUT/SPLIT; the rest as `write_split`.
+    """Write a split to the folder OUT/SPLIT; the rest as `write_split`.
 
-    Raises:
-        DataError: as `write_split`; or the split's name, which may come from a table, is not a plain folder
-            name.
+    Raises DataError also if the split's name, which may come from a table, is not a plain folder name.
     """
     if split.startswith((".", "-")):
         raise DataError(originals.source, f"the split {split[:100]!r} begins with {split[0]!r}", "rename it")
@@ -162,11 +156,8 @@ def plan_shards(
     """Shuffle a split, and close each shard before it grows too large.
 
     Args:
-        items: the split.
         sizes: int64 `[n]`, bytes of each image.
-        seed: of the shuffle.
         max_bytes: of a shard; a larger item gets its own.
-        max_samples: of a shard.
         about: whatever else the content of the shards depends on, for the digest.
     """
     _, order = Order(len(items), seed).at(np.arange(len(items)))

@@ -115,11 +115,9 @@ SPRITE_LABELS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def read_dsprites(root: Path, task: str) -> dict[str, Originals]:
-    """Read dSprites as one split; keys are row numbers. Needs 0.4 GB of memory, one bit per pixel.
+    """Read dSprites as one split for `location` or `orientation`, each in 16 bins; keys are row numbers.
 
-    Args:
-        root: holds the `.npz` file.
-        task: `location` across, or `orientation`, each in 16 bins.
+    Needs 0.4 GB of memory, one bit per pixel.
     """
     bits = read_sprites(need(root, DSPRITES_FILE))
     names = {"location": "x {} of 16", "orientation": "orientation {} of 16"}[task]
@@ -164,12 +162,7 @@ _NORB_TYPES: dict[int, np.dtype[Any]] = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54:
 
 
 def read_smallnorb(root: Path, task: str) -> dict[str, Originals]:
-    """Read the pictures of smallNORB's left camera; keys are row numbers.
-
-    Args:
-        root: holds the `dat` and `info` files of both splits, packed or not.
-        task: `azimuth` or `elevation`.
-    """
+    """Read smallNORB's left camera for the task `azimuth` or `elevation`; keys are row numbers."""
     return {split: _norb_split(root, stem, task) for split, stem in NORB_STEMS.items()}
 
 
@@ -188,11 +181,7 @@ def _norb_split(root: Path, stem: str, task: str) -> Originals:
 
 
 def read_norb(path: Path) -> np.ndarray:
-    """Read a file in NORB's format: type, number of axes, at least three lengths, little-endian values.
-
-    Raises:
-        DataError: it is in another format, or truncated.
-    """
+    """Read a file in NORB's format: type, number of axes, at least three lengths, little-endian values."""
     with parsing(path, DataError, "not a complete NORB file"):
         data = _unpacked(path) if path.suffix == ".gz" else read_bytes(path, limits.TABLE)
         magic, num_axes = struct.unpack_from("<ii", data)
@@ -252,11 +241,8 @@ def read_cifar(
     """Read the batches of a release; keys number the images across a split's files.
 
     Args:
-        root: holds the unpacked folder of the release.
-        folder: its name.
         splits: split name to the names of its batches.
         prefix: of the entries `labels` and `label_names` in the files, as CIFAR-100 has two kinds of labels.
-        source: name of the set, for the index.
 
     Raises:
         DataError: files are missing, damaged, or hold something other than plain data.
@@ -392,11 +378,7 @@ def _only(example: dict[str, list[Any]], name: str, path: Path) -> Any:
 
 
 def records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and data of every record. Only the checksums of the lengths are verified.
-
-    Raises:
-        DataError: the file is damaged or truncated.
-    """
+    """Yield offset and data of every record, verifying the checksums of the lengths only."""
     with open_regular(path, error=DataError) as file:
         while header := file.read(_HEADER.size):
             offset = file.tell()
@@ -413,11 +395,7 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_example(data: bytes) -> dict[str, list[Any]]:
-    """Return the features of a `tf.train.Example`: lists of bytes or of integers; floats are left out.
-
-    Raises:
-        DataError: the message is malformed.
-    """
+    """Return the features of a `tf.train.Example`: lists of bytes or of integers; floats are left out."""
     try:
         features: dict[str, list[Any]] = {}
         for _, group in _fields(memoryview(data)):

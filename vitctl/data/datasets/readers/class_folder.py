@@ -38,9 +38,6 @@ def read_class_folder(folder: Path) -> dict[str, Originals]:
     Every file that may be an image by its name or its content becomes an item; all others are listed with a
     reason. Links to files are followed; links to folders are listed instead.
 
-    Args:
-        folder: the top of the tree.
-
     Returns:
         split name to its images, `train` alone without split folders; classes sorted by code point.
 
@@ -53,11 +50,7 @@ def read_class_folder(folder: Path) -> dict[str, Originals]:
 
 
 def read_class_tar(path: Path) -> dict[str, Originals]:
-    """Read the same layout inside a plain tar file, which stays packed; a class may be an inner tar file.
-
-    Raises:
-        DataError: as `read_class_folder`; or the tar is damaged, compressed or unsafe.
-    """
+    """Read the same layout inside a plain tar file, which stays packed; a class may be an inner tar file."""
     packed = read_archive(path)
     items, left_out = list[Item](), [*packed.left_out]
     for name, offset, size in packed.files:
@@ -84,10 +77,7 @@ def tables_in(names: Iterable[str]) -> list[str]:
 
 
 def is_class_tar(path: Path) -> bool:
-    """Return whether a tar holds images in folders, or a table of images, without a label file per image.
-
-    Shards have label files.
-    """
+    """Return whether a tar holds images in folders, or a table of images, but no label files like shards."""
     with suppress(DataError):
         names = [name for name, *_ in read_archive(path).files]
         others = {os.path.splitext(name)[0] for name in names if exclusion_reason(name, bytes)}
@@ -98,11 +88,7 @@ def is_class_tar(path: Path) -> bool:
 
 
 def sort_files(folder: Path) -> tuple[list[str], list[LeftOut], list[str]]:
-    """Return the paths below a folder, each in order: possible images, other files with reasons, folders.
-
-    Raises:
-        DataError: there is no such folder, or a folder cannot be read.
-    """
+    """Return the sorted paths below a folder: possible images, other files with reasons, folders."""
     if not folder.is_dir():
         raise DataError(folder, "no such folder")
 
@@ -155,8 +141,6 @@ def arrange(
     Args:
         items: their keys are relative paths, with `/`; the path within its split becomes the key. Labels are
             ignored.
-        source: provenance, as text.
-        left_out: files that are not images, by path.
         folders: folder paths; those at class level without an image are reported.
 
     Raises:
@@ -238,10 +222,7 @@ def _layout(
 
 
 def class_of_each(names: Sequence[str], source: str, left_out: Sequence[LeftOut]) -> list[str] | list[None]:
-    """Return the class that `arrange` assigns to each image by its path.
-
-    "" if the layout is in doubt, None if the images are not in class folders.
-    """
+    """Return the class that `arrange` assigns to each path; "" if in doubt, None without class folders."""
     try:
         places, doubts = _layout(names, source, left_out)
     except DataError:
@@ -347,14 +328,11 @@ def read_fixed_classes(
     """Read a known set of class folders as one split: classes in label order, names by code point.
 
     Args:
-        root: holds the tree at one of `places`.
         places: paths of the folder of class folders, the usual one first.
         classes: class names in label order, or the name of a list in `assets/`.
-        source: name of the set, for the index.
         key: format of the keys, with `folder`, `file` and `name` (of the class).
         folders: names of the class folders; default: the class names.
         suffixes: of the images, in lower case; other files are ignored.
-        split: name of the split.
 
     Raises:
         DataError: class folders are missing, or there are unknown ones.

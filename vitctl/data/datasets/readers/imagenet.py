@@ -336,11 +336,7 @@ _MAX_REAL_BYTES = 16 * 2**20
 
 
 def read_real(path: Path) -> list[list[int]]:
-    """Read the label sets of validation images 1, 2, ... 50,000; 3,163 are empty, and not scored.
-
-    Raises:
-        DataError: the file is not real.json.
-    """
+    """Read the label sets of validation images 1 to 50,000 from real.json; 3,163 are empty, unscored."""
     if not path.is_file():
         raise DataError(
             path,
@@ -363,10 +359,9 @@ def label_sets(keys: Iterable[str], sets: list[list[int]]) -> list[list[int]]:
 
     Args:
         keys: such as `ILSVRC2012_val_00000293.JPEG`, optionally within a folder; in any order.
-        sets: as from `read_real`.
+        sets: from `read_real`.
 
-    Raises:
-        DataError: a name has no such number, or two names have the same.
+    Raises DataError if a name has no such number, or two names have the same.
     """
     found: dict[int, str] = {}
     for key in keys:

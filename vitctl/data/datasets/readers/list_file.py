@@ -48,10 +48,8 @@ def read_lists(
     """Read a set with one text list per split; the first word of a line is the image's path, and the key.
 
     Args:
-        root: folder of the original files.
         images: path of the folder that the listed paths are relative to.
         lists: split name to the path of its list. Lines that begin with `#` are skipped.
-        source: name of the set, for the index.
         classes: name of a list of class names in `assets/`; default: the listed folders sorted by code point.
         suffix: of the images, if the lists omit it.
         column: position of the class number in a line, from 1; 0: the image's folder is its class.
@@ -127,9 +125,9 @@ def read_flowers102(root: Path) -> dict[str, Originals]:
 
 
 def read_cars196(root: Path) -> dict[str, Originals]:
-    """Read Stanford Cars: `cars_train/`, `cars_test/`, `devkit/` and `cars_test_annos_withlabels.mat`.
+    """Read Stanford Cars, with keys such as `00001`.
 
-    Keys are file names without their extension, `00001`.
+    Files: `cars_train/`, `cars_test/`, `devkit/` and `cars_test_annos_withlabels.mat`.
     """
     annotations = {
         "train": ("devkit/cars_train_annos.mat", "cars_train_annos.mat"),
@@ -194,13 +192,9 @@ def read_sun397(root: Path) -> dict[str, Originals]:
 
 
 def sun397_split(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Split the images of SUN397 as TensorFlow Datasets does: split name -> sorted paths.
+    """Split all paths of SUN397, as `/a/abbey/sun_xxx.jpg`, as TensorFlow Datasets does; sorted.
 
-    Args:
-        paths: all images, as `/a/abbey/sun_aaalbzqrimafwbiv.jpg`, in any order.
-
-    Raises:
-        DataError: they are not the images of SUN397.
+    Raises DataError if they are not the images of SUN397.
     """
     ordered = sorted(path for path in paths if path != _SUN397_LEFT_OUT)
     digest = hashlib.sha256("".join(f"{path}\n" for path in ordered).encode()).hexdigest()
@@ -234,11 +228,9 @@ _CLEVR_CLASSES = {
 
 
 def read_clevr(root: Path, task: str) -> dict[str, Originals]:
-    """Read CLEVR. Its test images have no scenes, so the benchmark tests on `validation`.
+    """Read CLEVR (`CLEVR_v1.0/`). Its test images have no scenes, so the benchmark tests on `validation`.
 
-    Args:
-        root: holds `CLEVR_v1.0/images` and `CLEVR_v1.0/scenes`.
-        task: `count` of objects, 3 to 10; or `distance` of the nearest from the camera, in six ranges.
+    `task`: `count` of objects, 3 to 10; or `distance` of the nearest from the camera, in six ranges.
     """
     folder, class_names = need(root, "CLEVR_v1.0"), _CLEVR_CLASSES[task]
     splits = {}
@@ -287,11 +279,7 @@ KITTI_SPLITS = {
 
 
 def read_kitti(root: Path) -> dict[str, Originals]:
-    """Read KITTI's labelled images, split by drive; keys are `000000.png`.
-
-    Args:
-        root: holds `training/image_2`, `training/label_2` and `devkit_object/mapping`.
-    """
+    """Read KITTI's labelled images, split by drive; keys are `000000.png`."""
     images, annotations = need(root, "training/image_2"), need(root, "training/label_2")
     names: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     for number, drive in enumerate(_kitti_drives(need(root, "devkit_object/mapping", "mapping"))):
@@ -339,9 +327,6 @@ def read_retinopathy(root: Path) -> dict[str, Originals]:
     """Read the competition's images, processed when they are read; keys are names like `10_left`.
 
     Both `validation` and `test` come from the competition's test images, by the column Usage of the solution.
-
-    Args:
-        root: holds `train/`, `test/`, `trainLabels.csv` and `retinopathy_solution.csv`.
     """
     labels, solution = need(root, "trainLabels.csv"), need(root, "retinopathy_solution.csv")
     parts = {
@@ -383,11 +368,8 @@ def treat_jpeg(data: bytes) -> bytes:
 def treat_eye(image: np.ndarray) -> np.ndarray:
     """Scale the eye to a radius of 300 pixels, subtract the local mean colour, and crop to a 270-pixel disc.
 
-    Args:
-        image: uint8 `[H, W, 3]`.
-
-    Returns:
-        uint8, at most `[540, 540, 3]`; 128 outside the disc. Within 4 levels of OpenCV's arithmetic.
+    uint8 `[H, W, 3]` becomes at most `[540, 540, 3]`, 128 outside the disc. Within 4 levels of OpenCV's
+    arithmetic.
     """
     scaled = _resize_eye(image, EYE_RADIUS / eye_radius(image))
     sharpened = _subtract_local_mean(scaled)

@@ -50,7 +50,6 @@ def need(root: Path, *places: str, archive: str = "") -> Path:
     """Return the first of some places below `root` that exists; raises DataError if none does.
 
     Args:
-        root: the user's folder.
         places: relative paths, the usual one first.
         archive: what holds them and where to get it, if that differs from the data set's row.
     """
@@ -72,9 +71,7 @@ def file_items(
     """Return images that are separate files.
 
     Args:
-        folder: where the files are.
         names: their paths in the folder, possibly from an untrusted list.
-        labels: one per image.
         keys: one per image; default: the names.
 
     Raises:
@@ -99,7 +96,6 @@ class Packed(NamedTuple):
     """The content of a tar file.
 
     Args:
-        path: of the file.
         files: name, offset and size of each; a linked file occurs under every name; offset -1 for a link to a
             file that is not in the archive.
         left_out: entries that are not files, with reasons.
@@ -117,11 +113,7 @@ class Packed(NamedTuple):
 
 
 def archive_items(path: Path) -> list[Item]:
-    """Return the files of a tar file in its order, without labels. The archive stays packed.
-
-    Raises:
-        DataError: as `read_archive`; or the archive holds anything other than files and folders.
-    """
+    """Return the files of a tar file in order, without labels; raises DataError for links and devices."""
     packed = read_archive(path)
     for one in packed.left_out:
         raise DataError(path, f"{one_line(one.name)} is {one.reason}", "pack it as a plain file")
@@ -129,12 +121,9 @@ def archive_items(path: Path) -> list[Item]:
 
 
 def read_archive(path: Path) -> Packed:
-    """List a tar file, and the tar files directly inside it.
+    """List a tar file, and the tar files directly inside it, as `<inner name without .tar>/<name>`.
 
-    The files of an inner tar are named `<its name without .tar>/<name>`.
-
-    Raises:
-        DataError: an archive is damaged or compressed, or a member's name leads out of it.
+    Raises DataError if an archive is damaged or compressed, or a member's name leads out of it.
     """
     try:
         with open_regular(path, error=DataError) as file:
@@ -254,11 +243,7 @@ def read_fields(path: Path, num_fields: int) -> list[list[str]]:
 
 
 def load_mat(path: Path, *names: str) -> list[np.ndarray]:
-    """Return variables of a MATLAB 5 file, without their axes of length one.
-
-    Raises:
-        DataError: it is another file, such as a web page saved by a download, or a variable is missing.
-    """
+    """Return variables of a MATLAB 5 file, without axes of length one. Raises DataError if one is missing."""
     scipy_io = library("scipy.io")
     if (size := path.stat().st_size) > limits.TABLE:
         raise DataError(path, f"{size:,} bytes, should be at most {limits.TABLE:,}")
@@ -332,12 +317,10 @@ class Archive:
     """A file on the web.
 
     Args:
-        url: its https address.
         digest: `sha256:...` or `md5:...` of the complete file; empty if none is published.
         num_bytes: size; 0 if unknown.
         into: folder below the originals that it is unpacked into.
         inner: archives within it that are unpacked too.
-        packed: whether it stays packed.
     """
 
     url: str
@@ -361,13 +344,7 @@ def is_unpacked(archive: Archive, folder: Path) -> bool:
 def unpack(archive: Archive, path: Path, folder: Path) -> None:
     """Check a downloaded file, unpack it below `folder`, and remove it.
 
-    Args:
-        archive: expected content.
-        path: the file.
-        folder: of the data set's original files.
-
-    Raises:
-        DataError: its digest differs (the file is removed), or it is damaged.
+    Raises DataError if it is damaged or its digest differs, in which case it is removed too.
     """
     _check_digest(archive, path)
     into = folder / archive.into
@@ -383,12 +360,9 @@ def unpack(archive: Archive, path: Path, folder: Path) -> None:
 
 
 def unpacked(path: Path) -> Path:
-    """Unpack a user's archive into the cache, once for each state of it, and return the folder.
+    """Unpack a user's archive into the cache, once for each state of it, and return its folder.
 
-    If the archive has a single top folder, that folder is returned.
-
-    Raises:
-        DataError: it is damaged, holds links or devices, leads out of its folder, or grows too much.
+    A single top folder is skipped. Raises DataError if the archive is damaged, unsafe, or grows too much.
     """
     about = path.stat()
     state = f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}"
@@ -466,10 +440,6 @@ def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain:
     """Check a member, and return how many bytes are left for the members after it.
 
     Links have escaped from Python's filter (CVE-2025-4517), so none is unpacked.
-
-    Raises:
-        DataError: the member is not a file or folder, its name leaves the folder, or the archive claims too
-            much.
     """
     if not is_plain:
         raise DataError(

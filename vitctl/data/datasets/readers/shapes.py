@@ -165,18 +165,7 @@ TASKS = {
 
 
 def items(task: str, split: str, num_samples: int, seed: int, image_size: int = 32) -> list[Item]:
-    """Return the pictures of one split of a task, drawn when they are read.
-
-    Args:
-        task: a name in `TASKS`.
-        split: any name; different splits share no picture.
-        num_samples: pictures in the split.
-        seed: of the whole data set.
-        image_size: height and width in pixels.
-
-    Raises:
-        KeyError: there is no such task.
-    """
+    """Return the pictures of one split of a task in `TASKS`, drawn on demand; different splits share none."""
     chosen = TASKS[task]
     return [
         Item(
@@ -318,14 +307,7 @@ _LEAST_DIFFERENCE = 0.06  # mean absolute pixel difference of two letters
 
 
 def glyph_items(split: str, num_samples: int, seed: int, image_size: int = 32) -> list[Item]:
-    """Return the glyphs of one split, cycling through the letters, drawn when they are read.
-
-    Args:
-        split: any name; different splits share no picture.
-        num_samples: pictures in the split.
-        seed: of the whole data set.
-        image_size: height and width in pixels.
-    """
+    """Return the glyphs of one split, cycling through the letters, drawn on demand; splits share none."""
     return [
         Item(
             f"{split}_{index:07d}",
@@ -357,10 +339,9 @@ def glyph_picture(split: str, index: int, seed: int, image_size: int = 32) -> np
 
 @cache
 def glyph_alphabet() -> tuple[np.ndarray, ...]:
-    """Return the strokes of every letter as polylines, `[strokes, points, 2]`, (y, x).
+    """Return the strokes of every letter as polylines, `[strokes, points, 2]`, (y, x), all different.
 
-    They are centred, the longer side from -1 to 1. A letter that looks too much like an earlier one is
-    skipped.
+    They are centred, the longer side from -1 to 1.
     """
     letters: list[np.ndarray] = []
     inks: list[np.ndarray] = []

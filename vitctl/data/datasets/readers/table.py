@@ -121,8 +121,7 @@ def lists_images(path: Path) -> bool:
 def columns_of(path: Path, columns: Sequence[str]) -> list[str]:
     """Return the columns by our names, path, label or labels, and split; others keep their names.
 
-    Raises:
-        DataError: there is no column of paths or of labels, or there are several.
+    Raises DataError if paths or labels are missing or ambiguous.
     """
     plain = [re.sub(r"[\s-]+", "_", name.strip().lower()) for name in columns]
     if len({*plain}) < len(plain):
@@ -225,10 +224,7 @@ def _joined(class_names: Sequence[str], column: str) -> tuple[Doubt, ...]:
 
 
 def _label_names(value: Any, where: str) -> tuple[str, ...]:
-    """Return the label of one image, or a list of them, as text. Raises DataError if a label is missing.
-
-    `007` and `7` are one class, and so are ` cat` and `cat`.
-    """
+    """Return an image's label, or a list of them, as text: `007` is `7`. Raises DataError without one."""
     names = []
     for one in value if isinstance(value, list) else [value]:
         text = same_name(str(one).strip())
@@ -248,11 +244,7 @@ def _split_up(value: Any) -> Any:
 
 
 def _class_names(path: Path, labels: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return the classes of a column of labels, and the class number of each label; -1 for none.
-
-    Raises:
-        DataError: all labels are numbers, and one is not a class number; or one claims millions of classes.
-    """
+    """Return the classes of a column of labels, and the class number of each label; -1 for none."""
     names = sorted({label for given in labels for label in given} - {"-1"})
     numbers = {name: label for label, name in enumerate(names)}
     if all(map(_NUMBER.fullmatch, names)):
@@ -293,16 +285,8 @@ def read_parquet(files: list[Path]) -> dict[str, Originals]:
     """Read images and labels. Files like `train-00000-of-00005.parquet` belong to the split they begin with.
 
     A column of lists gives every image several labels. A file that has paths instead of images is a table
-    like any other.
-
-    Rows can only be read by the group, so the images are written to a temporary file once, from which the
-    shuffle reads. The key is the image's path if all are different, otherwise its number.
-
-    Args:
-        files: parquet files of one data set.
-
-    Raises:
-        DataError: pyarrow is missing, a file is damaged, or a column is missing.
+    like any other. Rows can only be read by the group, so the images are written to a temporary file once,
+    from which the shuffle reads. The key is the image's path if all are different, otherwise its number.
     """
     names = open_parquet(files[0]).schema_arrow.names if len(files) == 1 else []
     if "path" in [name.strip().lower() for name in names] and _is_header(names):
