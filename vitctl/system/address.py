@@ -42,7 +42,6 @@ def without_queries(*texts: str, error: type[VitctlError] = RecipeError, over: b
 
     Args:
         texts: addresses, lists of them, or any other texts, which are unchanged.
-        error: type to raise.
         over: replace the query that an address already has; False for files, which may be older than the
             command line.
 
@@ -79,11 +78,7 @@ def without_queries(*texts: str, error: type[VitctlError] = RecipeError, over: b
 
 
 def check_local(said: str, path: object, error: type[Exception] = RecipeError) -> str:
-    """Return a local path, given by the option or key `said`.
-
-    Raises:
-        error: it is an address: its scheme would become the name of a local folder.
-    """
+    """Return a local path, given by the option or key `said`; raises `error` for an address."""
     if match := _SCHEME.match(str(path)):
         raise error(
             f"{said}{' ' * bool(said)}{match[1]}...",
@@ -141,8 +136,7 @@ def check(address: str, error: type[VitctlError], schemes: tuple[str, ...] = ())
 def split(address: str, error: type[VitctlError]) -> tuple[str, str]:
     """Return text and query of one address. A fragment is dropped: no server receives it.
 
-    Raises:
-        error: it is malformed or names a user. The message omits what may be a password.
+    Raises `error` if it is malformed or names a user; the message omits what may be a password.
     """
     head = re.split(r"[?#]", address, maxsplit=1)[0]
     query = address[len(head) + 1 :].partition("#")[0] if address[len(head) :].startswith("?") else ""

@@ -83,8 +83,6 @@ def check_free(flag: str, file: Path, taken: Iterable[Path], mark: bytes = b"") 
     """Check the place of an output given by a flag, before the work.
 
     Args:
-        flag: for the message.
-        file: a file, or a folder.
         taken: files and folders that the command itself reads or writes; the output may not be inside them.
         mark: bytes near the start of every such output: no other file is replaced; b"": any may be.
 
@@ -139,7 +137,6 @@ def sweep(folder: Path, name: str = "*", seconds: float = ABANDONED_SECONDS) -> 
     """Remove temporary files of `atomic_write` that killed processes left in a folder.
 
     Args:
-        folder: where they are.
         name: glob pattern for the names of the final files.
         seconds: minimum age; 0 if only this machine writes into the folder.
     """
@@ -314,9 +311,7 @@ def no_links(path: str, flags: int) -> int:
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML. Line length is limited, because parsing time grows with its square.
 
-    Raises:
-        ValueError: it is not TOML, has a line that is too long, is nested too deeply, or holds numbers of
-            thousands of digits.
+    Raises ValueError: not TOML, a line too long, nested too deeply, or numbers of thousands of digits.
     """
     for number, line in enumerate(text.split("\n"), 1):
         if len(line) > limits.RECIPE_LINE:
@@ -337,8 +332,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 def read_toml(path: Path, *, error: type[VitctlError]) -> tuple[dict[str, Any], str]:
     """Return the values in a TOML file, with queries removed from addresses, and its text.
 
-    Raises:
-        error: as `read_bytes`; or it is not TOML in UTF-8, as in `parse_toml`.
+    Raises `error` as `read_bytes` and `parse_toml`, or if it is not UTF-8.
     """
     content = read_bytes(path, limits.RECIPE, error=error)
     try:
@@ -353,11 +347,7 @@ def read_toml(path: Path, *, error: type[VitctlError]) -> tuple[dict[str, Any], 
 
 
 def open_lock(path: Path) -> IO[bytes]:
-    """Open a lock file, created if missing; its content is never touched, symbolic links are not followed.
-
-    Raises:
-        LaunchError: the path is not a regular file.
-    """
+    """Open a lock file, created if missing, without following links; raises LaunchError for other types."""
     descriptor = os.open(path, _LOCK | os.O_NONBLOCK, _PERMISSIONS)
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
@@ -370,7 +360,6 @@ def lock(descriptor: int, *, waits: bool = False, inherited: bool = True) -> boo
     """Lock an open file or folder until it is closed.
 
     Args:
-        descriptor: of the file or folder.
         waits: wait for another process that holds the lock.
         inherited: whether child processes hold it too.
 
@@ -410,8 +399,6 @@ def lock_alone(
 
     Args:
         descriptor: of the file or folder, locked until it is closed.
-        place: what is written under the lock, for the message.
-        error: raised if another process holds the lock.
         seconds: how long to wait; None: 5, because processes of a killed run hold their lock until they
             notice.
     """
@@ -424,11 +411,7 @@ def lock_alone(
 
 @contextmanager
 def opened_folder(folder: Path | str) -> Iterator[int]:
-    """Open a folder that is not a symbolic link, for locks; yield its descriptor.
-
-    Raises:
-        OSError: it cannot be opened; EOPNOTSUPP if the disk cannot open folders.
-    """
+    """Open a folder that is not a link, for locks. Raises OSError, EOPNOTSUPP if the disk opens none."""
     try:
         descriptor = no_links(str(folder), os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -479,11 +462,6 @@ def parsing(
     name: Path | str, error: type[VitctlError], what: str = "damaged, or not what its name says"
 ) -> Iterator[None]:
     """Convert what a parser raises: for archives, arrays, tables and images some thirty exception types.
-
-    Args:
-        name: file or folder, for the message.
-        error: type to raise instead.
-        what: problem, for the message.
 
     Raises:
         VitctlError: unchanged.

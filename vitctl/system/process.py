@@ -87,11 +87,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory for the next allocation, instead of returning it to the system.
-
-    For the tensor sizes of a forward pass, glibc requests fresh pages from the system each time, which are
-    zero-filled.
-    """
+    """Let the C library keep freed memory, instead of fetching zeroed pages for each pass."""
     if hasattr(library := ctypes.CDLL(None), "mallopt"):  # glibc; other libraries go on as before
         library.mallopt(_NUM_MAPPINGS, 0)
         library.mallopt(_TRIM_THRESHOLD, -1)
@@ -134,9 +130,7 @@ class Place:
 
     Args:
         arrivals: collective operations entered so far; all processes enter them in the same order.
-        step: finished training steps.
         images_since: `time.monotonic()` when it began to wait for images; None while it does not.
-        loaders: ids of the loader processes that it waits for.
         told: what a request of this process waits for, for a thread that reports it; None: there is no
             thread.
     """
@@ -175,11 +169,7 @@ def max_open_shards(limit: int) -> int:
 
 
 def ensure_descriptors(num_workers: int) -> None:
-    """Raise the soft limit on descriptors if `num_workers` need it: workers pass batches as descriptors.
-
-    Raises:
-        LaunchError: the hard limit is too low.
-    """
+    """Raise the soft limit on descriptors, which workers pass batches as; LaunchError if it is too low."""
     if not num_workers or sys.platform != "linux":
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

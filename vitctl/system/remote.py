@@ -87,7 +87,6 @@ class Span:
     """A range of a remote file, and the local file that it is written to.
 
     Args:
-        url: of the file.
         start, stop: first byte, and end (excluded); None: to the end of the file.
         file: destination, written from byte `at` on.
         at: see `file`.
@@ -96,7 +95,6 @@ class Span:
         heard: called at the start of every response.
         progress: called with (end of the bytes done, end of the range or size of the file, 0 if unknown).
         num_bytes: size of the complete file; None: unknown.
-        headers: of the last response.
     """
 
     url: str
@@ -134,10 +132,7 @@ def is_remote(location: str) -> bool:
 
 
 def check_address(url: str) -> str:
-    """Return the text of an address that reads a file: https, hf, s3, gs, or http on this machine.
-
-    Raises DataError for any other.
-    """
+    """Return the text of an address: https, hf, s3, gs, or http on this machine; else raise DataError."""
     return check(url, DataError, ("hf", *_PACKAGES))
 
 
@@ -173,11 +168,8 @@ def copy(
     """Copy a complete remote file to a local one, and return the ranges fetched. Raises as `transfer`.
 
     Args:
-        url: of the file.
         file: open for writing; at its end on return.
-        max_bytes: upper limit on the size.
         num_bytes: size of the file, which is then fetched in parallel parts; None: unknown.
-        since: as for `transfer`.
     """
     if (num_bytes or 0) > max_bytes:
         raise _too_large(url, max_bytes)
@@ -208,8 +200,6 @@ def transfer(
     received, with exponential backoff and jitter.
 
     Args:
-        spans: what to fetch, and where to.
-        max_bytes: upper limit on the size of each file.
         patience: seconds to wait out an outage; None: as long as the run is `patient`; outside a run a
             minute, and for a server that never answered a few attempts.
         since: `time.monotonic()` since which the caller has waited; None: now.
@@ -347,10 +337,7 @@ def _too_large(url: str, max_bytes: int) -> DataError:
 def _begin(span: Span, whole: int | None, first: int) -> int | None:
     """Check that a response continues a range, and return where the range ends; None if unknown.
 
-    Args:
-        span: the range.
-        whole: size of the file; None if unknown.
-        first: number of the first byte of the response.
+    `whole` is the size of the file, None if unknown; `first` the number of the response's first byte.
     """
     known, span.num_bytes = span.num_bytes, whole
     span.heard()
