@@ -1,7 +1,7 @@
 """The formats of `vitctl export`: one row each, without torch.
 
-The command, its completion, the recipe, the writer, the proof, model cards, errors and docs/weights.md take
-what they know about a format from its row. A new format is one row here and the functions that the row names.
+The command, its completion, the recipe, the writer, the proof, model cards, errors and docs/weights.md use
+these rows. To add a format, add a row here and the functions that it names.
 """
 
 import shlex
@@ -24,16 +24,14 @@ class ExportFormat:
     """A format of export.to. The defaults are those of weights that another program reads from a folder.
 
     Args:
-        name: as typed after --to.
-        ending: of its weights file.
-        what: what is written, for docs/weights.md.
+        what: description of the output, for docs/weights.md.
         writer: `module:function` that writes the file of an `ExportRequest` into a folder, and returns
             `Written`.
         prover: `module:function` that opens the written file and returns it as `Opened`.
-        readers: the same of other programs, each after the package that it needs; only what is installed.
+        readers: (package, prover) of other programs; only installed ones are run.
         is_graph: the file computes, so pre-processing and features can be inside.
-        precisions: number formats in which it can be written.
-        requires: packages that writer and prover import and that vitctl does not bring.
+        precisions: available number formats.
+        requires: packages that writer and prover import and that vitctl does not install.
         in_folder: written into a folder with a model card, not into the run folder.
         reader: the program that reads it, as the subject of "... resizes by ...".
         resizing: how that program resizes images, as far as the format can express it.
@@ -57,7 +55,7 @@ class ExportFormat:
     usage: str = ""
 
     def place(self, run_dir: Path) -> Path:
-        """Return the folder, or the file of its usual name, that an export writes into a run folder."""
+        """Return the folder, or the file with its usual name, that an export writes into a run folder."""
         return run_dir / (self.name if self.in_folder else f"model{self.ending}")
 
 
@@ -160,9 +158,6 @@ def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable
     """Refuse options that the chosen formats do not have.
 
     Args:
-        to: names of formats.
-        file: path for a single file, or "".
-        precision: number format of the file.
         inside: the options in use that only graphs have.
 
     Raises:
@@ -192,7 +187,7 @@ def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable
 
 
 def readers_transform(row: ExportFormat, ours: "EvalTransform") -> "EvalTransform":
-    """Return the pre-processing of the program that reads a format, where weights are scored with `ours`."""
+    """Return the pre-processing of the program that reads a format, for weights scored with `ours`."""
     antialias: EvalResample = "bilinear_antialias" if ours.resample in ("bilinear", "area") else ours.resample
     square = replace(ours, method="square", resize=ours.image_size, resample=antialias)
     match row.resizing:
