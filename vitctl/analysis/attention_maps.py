@@ -115,7 +115,6 @@ def attention_distance(weights: Tensor, layer: AttentionLayer) -> Tensor:
 
     Args:
         weights: from `watch_attention`, rows of sum 1.
-        layer: that the weights belong to.
 
     Returns:
         float64 `[B, H]` on the CPU.
@@ -157,7 +156,6 @@ def patch_mask(rolled: Tensor, layer: AttentionLayer) -> Tensor:
 
     Args:
         rolled: `[B, N, N]`, of all layers.
-        layer: any of the network's.
 
     Returns:
         `[B, rows, columns]`. With a class token the sum is below 1: the rest is the initial class token's

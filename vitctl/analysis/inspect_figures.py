@@ -24,7 +24,6 @@ class Panel(NamedTuple):
     """Similarities of positions in one network.
 
     Args:
-        title: above the panel.
         similarities: `[N, N]` of the patches of `grid`; without a grid, of relative offsets; None if there
             are none.
         grid: rows and columns.
@@ -142,7 +141,6 @@ def draw_rollout(
         overlays: like `pixels`, with and without the identity term.
         masks: `[N, rows, columns]`, with and without the identity term.
         captions: below each image: what it is, and the network's prediction.
-        heading: above.
 
     Paper: Figure 6
     """

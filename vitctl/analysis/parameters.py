@@ -30,13 +30,9 @@ class Components(NamedTuple):
 
 
 def color_filters(model: Model) -> tuple[Tensor, str]:
-    """Return the filters of a network of any family that see red, green and blue, as they are applied.
+    """Return the filters that see red, green and blue, `[filters, 3, h, w]`, as applied, and their name.
 
-    These are the patch embedding's. Hybrids, whose patch embedding sees a feature map, and ResNets return the
-    standardised root convolution.
-
-    Returns:
-        `[filters, 3, h, w]`, and their name.
+    These are the patch embedding's; of hybrids and ResNets the standardised root convolution's.
     """
     if isinstance(model, VisionTransformer) and not isinstance(model.config, HybridConfig):
         return model.patch_embedding.weight.detach(), "patch embedding"
@@ -108,7 +104,6 @@ def by_offset(similarities: Tensor, grid: tuple[int, int]) -> Tensor:
 
     Args:
         similarities: `[N, N]` of the patches of `grid`, row by row.
-        grid: rows and columns.
 
     Returns:
         `[2 rows - 1, 2 columns - 1]`; the middle is a patch with itself, below it the patch of the next row.
