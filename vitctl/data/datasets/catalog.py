@@ -75,9 +75,6 @@ def read_originals(name: str, root: Path, *, allow_partial: bool = False) -> dic
 
     Args:
         allow_partial: accept splits that lack some of their images.
-
-    Raises:
-        DataError: the set has no original files, or they are missing, damaged or incomplete.
     """
     row = find_data_set(name)
     with parsing(f"{root}: {row.name}", DataError):
@@ -238,8 +235,7 @@ FILES: dict[str, Callable[[Path], dict[str, Originals]]] = {
 }
 _TORCHVISION, _KNOWN = "torchvision:", "known:"
 _Arguments = tuple[dict[str, object], ...]
-# Sets of torchvision: the known set, the folder that torchvision keeps it in, and the arguments for its
-# splits.
+# torchvision's sets: the known set, torchvision's folder for it, and the arguments for its splits.
 _TRAIN_TEST: _Arguments = ({"train": True}, {"train": False})
 _SPLITS: _Arguments = ({"split": "train"}, {"split": "val"}, {"split": "test"})
 TORCHVISION_SETS: dict[str, tuple[str, str, _Arguments]] = {
@@ -263,9 +259,6 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
             folder of shards.
         download: `torchvision:` only: download missing files.
         root: folder of the files of `torchvision:` (default `torchvision_data`) and `known:` (default NAME).
-
-    Returns:
-        split name to its images.
 
     Raises:
         DataError: the source is none of these, or its reader refuses it.
@@ -407,7 +400,7 @@ def read_torchvision(name: str, root: Path, *, download: bool) -> dict[str, Orig
         for given in arguments:
             opened = getattr(torchvision.datasets, name)(root, download=download, **given)
         splits = find_data_set(known).open(root / folder)
-    except Exception as error:  # torchvision raises whatever damaged files make it trip over
+    except Exception as error:  # damaged files make torchvision raise many types
         reason = " ".join(str(error).split())
         raise DataError(
             f"torchvision:{name}",

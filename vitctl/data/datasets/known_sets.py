@@ -132,8 +132,8 @@ _KITTI_SITE = "https://s3.eu-central-1.amazonaws.com/avg-kitti"
 _NORB_FILES = "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small"
 _COLORECTAL = ("tumor", "stroma", "complex", "lympho", "debris", "mucosa", "adipose", "empty")
 
-# Sets that are two questions about the same images. A digest is that of TensorFlow Datasets for the same
-# file, or that of torchvision for the CIFAR archives and EuroSAT.
+# Sets with two tasks on the same images. A digest is TensorFlow Datasets' for the same file, or torchvision's
+# for the CIFAR archives and EuroSAT.
 _CLEVR = partial(
     DataSet,
     sizes={"train": 70_000, "validation": 15_000},
@@ -308,7 +308,7 @@ _ROWS = (
         "pets",
         37,
         {"train": 3_680, "test": 3_669},
-        # Some of the files named `.jpg` are PNG or GIF; their bytes stay as they are.
+        # Some files named `.jpg` are PNG or GIF; their bytes are kept.
         partial(
             read_lists,
             images="images",
@@ -390,7 +390,7 @@ _ROWS = (
         "resisc45",
         45,
         {"train": 31_500},
-        # Copies on the Hugging Face hub come in other splits, which are not those of VTAB.
+        # Copies on the Hugging Face hub have other splits than VTAB.
         partial(
             read_fixed_classes,
             places=("NWPU-RESISC45",),
@@ -541,8 +541,8 @@ _ROWS = (
             ),
         ),
     ),
-    # ImageNet and its kin. The 14,197,122 of ImageNet-21k and the 18,574 of ObjectNet are unverified:
-    # recalled, no source at hand shows them.
+    # ImageNet and related sets. The 14,197,122 of ImageNet-21k and the 18,574 of ObjectNet are unverified:
+    # recalled, without a source.
     DataSet(
         "imagenet",
         1000,

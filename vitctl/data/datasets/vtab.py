@@ -65,8 +65,8 @@ NATURAL, SPECIALIZED, STRUCTURED = "natural", "specialized", "structured"
 GROUPS = (NATURAL, SPECIALIZED, STRUCTURED)
 
 # Splits are those of the original benchmark code. Augmentation, c random crop and f flip, is that of BiT,
-# Appendix F, which the paper follows (B.1.1): it flips digits too, and keeps whole the images whose label is
-# a count or a distance.
+# Appendix F, which the paper follows (B.1.1): it flips digits too, and does not crop images whose label is a
+# count or a distance.
 VTAB = (
     _row("caltech101", NATURAL, 102, "train[:800]", "train[2754:2954]", "test", "cf"),
     _row("cifar100", NATURAL, 100, "train[:800]", "train[45000:45200]", "test", "cf", "cifar"),
@@ -110,7 +110,7 @@ VTAB = (
 )
 
 # Sets that come with vitctl: real digit scans, and factors of the shapes generator, in VTAB's three groups.
-# The augmentation is ours: what leaves every label true, so that digits keep their handedness.
+# The augmentation is ours: only what keeps every label true, so digits are not flipped.
 _MINI_SPLITS = ("train[:800]", "train[800:1000]", "test")
 MINI = (
     _row("digits", NATURAL, 10, *_MINI_SPLITS, "c"),

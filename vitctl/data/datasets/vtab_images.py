@@ -51,7 +51,6 @@ class TaskData:
     """The opened splits of a task.
 
     Args:
-        train800, val200, train, test: images; `train` is the first two together.
         names: the split expressions, by those four words.
         proven: whether the 800 training images are the benchmark's, by a published digest of their names;
             None if no digest is known.
@@ -75,9 +74,6 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
     Args:
         scratch: folder for the shards of the community's copy, and of sets that come with vitctl.
         allow_partial: accept splits that lack some of their images, if the expressions still select enough.
-
-    Raises:
-        DataError: one line that says what is missing or wrong.
     """
     shards = find_splits(root / task.data_set)
     if not shards and scratch is not None and (root / task.community / COMMUNITY_LIST).is_file():
@@ -186,9 +182,6 @@ def read_community_lists(folder: Path, num_classes: int, test_sizes: Collection[
 
     An exported folder holds the original bytes, and records their source and their original keys. For others,
     scores differ from those on original files where compression shows, as on CIFAR-100 and SVHN.
-
-    Raises:
-        DataError: the lists are missing, of the wrong length, or name files or labels that do not exist.
     """
     source = _note_source(folder)
     splits = {}
@@ -238,9 +231,6 @@ def export_task(
     Args:
         out: gets a folder with the community's name for the task.
         progress: called with (images done, images in total) of each split.
-
-    Raises:
-        DataError: the data set is missing, or an image cannot be read.
     """
     folder = out / task.community
     if folder.exists():
@@ -248,7 +238,7 @@ def export_task(
     aside = out / f".{task.community}.partial"
     shutil.rmtree(aside, ignore_errors=True)
     splits = _open_splits(task, root)
-    aside.mkdir(parents=True)  # fails if a link has taken its place
+    aside.mkdir(parents=True)  # fails if it was replaced by a link
     lists = {split: _write_images(aside, split, source, progress) for split, source in splits.items()}
     lists["train800val200"] = lists["train800"] + lists["val200"]
     for split, lines in lists.items():

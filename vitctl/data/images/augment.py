@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-_FULL = 10.0  # the magnitude at which AutoAugment's operations have their full strength
+_FULL = 10.0  # magnitude of full strength for AutoAugment's operations
 _DEGREES, _SHEAR, _TRANSLATION, _CUTOUT, _ADDITION = 30.0, 0.3, 100.0, 40, 110
-_SHIFT = 0.45  # timm: of the image size
+_SHIFT = 0.45  # timm: fraction of the image size
 _FILL = np.uint8(128)
 _LUMA = np.array([0.2989, 0.5870, 0.1140], np.float32)
 _BLUR_RADIUS = 0.1, 2.0  # 3-Augment, in pixels
@@ -33,7 +33,6 @@ def big_vision_randaugment(
     20 inverts; Posterize removes at most 7 bits, which is what it does at magnitude 0.
 
     Args:
-        image: uint8 `[H, W, 3]`.
         magnitude: 0 to 30; the authors' configurations have 0 to 20.
 
     Source: big_vision, pp/autoaugment.py; verified against it with TensorFlow 2.21
@@ -142,7 +141,7 @@ def _sharpness(image: np.ndarray, level: float, _rng: np.random.Generator) -> np
         for column in range(3):
             weight = np.float32(5 if row == column == 1 else 1) / np.float32(13)
             taps = pixels[row : row + height - 2, column : column + width - 2]
-            smooth = (smooth + np.float64(weight) * taps).astype(np.float32)  # one rounding, as TensorFlow
+            smooth = (smooth + np.float64(weight) * taps).astype(np.float32)  # one rounding, as in TensorFlow
     blurred = image.copy()
     blurred[1:-1, 1:-1] = np.clip(smooth, 0, 255).astype(np.uint8)
     return _blend(blurred, image, _strength(level))
@@ -219,9 +218,7 @@ def timm_randaugment(
     unchanged. Shifts are fractions of the image size.
 
     Args:
-        layers: operations to draw.
         magnitude: 0 to 10, the full strength.
-        probability: that a drawn operation is applied.
         std: standard deviation of a magnitude, which is drawn for each operation and then clipped to 0..10.
         resample: filter of rotations, shears and shifts.
         fill: colour of the pixels from outside the image.

@@ -35,14 +35,14 @@ from vitctl.errors import DataError
 from vitctl.system import limits
 from vitctl.system.process import acquire
 
-# Pillow's plugins by `image_extension`; a file is opened by the one of its signature.
+# Pillow's plugins by `image_extension`; a file is opened by its signature's.
 _PLUGINS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP", "tif": "TIFF"}
 _PLUGINS |= dict.fromkeys(("pbm", "pgm", "ppm"), "PPM")
 _MAX_TEXT = 8 * 2**20  # bytes of a plain-text image, of which Pillow reads a few million per second
 Truncated = Literal["refuse", "pad"]
-# Peak memory while an image is decoded, in bytes per pixel; measured in tests/data/test_costly_samples.py.
-# By format, else by Pillow's mode; other modes need a second buffer for the conversion to RGB. With several
-# scans the decoder of a JPEG holds the coefficients of the whole image.
+# Peak memory of decoding, in bytes per pixel; measured in tests/data/test_costly_samples.py. By format, else
+# by Pillow's mode; other modes need a second buffer for the conversion to RGB. For several scans, a JPEG
+# decoder holds the coefficients of the complete image.
 _BYTES_PER_PIXEL = {"WEBP": 24, "CMYK JPEG": 20, "RGB": 12, "L": 12, "P": 12, "1": 12}
 _BYTES_PER_PIXEL |= {"one scan": 3, "several scans": 9}
 _OTHER_BYTES_PER_PIXEL = 16
@@ -91,7 +91,6 @@ class Picture:
     Args:
         stored: decoded pixels, uint8 `[H, W, 3]`; or the header of a JPEG, which is decoded later.
         orientation: Exif orientation of the stored pixels.
-        truncated: see `decode`.
     """
 
     def __init__(
@@ -125,9 +124,6 @@ class Picture:
 
         Returns:
             uint8 `[height, width, 3]`, or that divided by `reduce`.
-
-        Raises:
-            BadSample: as `decode`.
         """
         turn = self._turn
         top = self.height - top - height if turn.flip_rows else top
@@ -170,7 +166,7 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
     if not jpeg.has_one_scan:
         _check_scans(data, jpeg.width * jpeg.height)
     if truncated == "refuse" and not jpeg.can_stop_early and lacks_scans(data, jpeg.num_components):
-        raise BadSample(*LACKS_SCANS)  # the decoder reports no error where the data end between two scans
+        raise BadSample(*LACKS_SCANS)  # the decoder reports no error if the data end between two scans
     orientation = 1
     if exif_orientation and jpeg.has_metadata:
         file = io.BytesIO(data)
@@ -239,7 +235,7 @@ def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, 
 
 
 def _check_png(data: bytes) -> None:
-    """Verify the checksums of the compressed pixels, which Pillow does not; they might still decompress."""
+    """Verify the checksums of the compressed pixels, which Pillow ignores: damage may show wrong pixels."""
     at = len(b"\x89PNG\r\n\x1a\n")
     while (end := at + 8 + int.from_bytes(data[at : at + 4])) + 4 <= len(data):
         named = data[at + 4 : end]
@@ -316,10 +312,10 @@ def _rgb(image: Image.Image) -> np.ndarray:
     _check_samples(image, tags)
     if image.mode.startswith("I"):  # grey of 12 or 16 bits, which Pillow would clip at 255 instead of scaling
         deep, bits = np.asarray(image), tags.get(_BITS_PER_SAMPLE, (16,))[0]
-        # Pillow has scaled a PGM to 65,535 = 257 * 255; the nearest of 255 is that of `_scaled_pnm`
+        # Pillow has scaled a PGM to 65,535 = 257 * 255; rounding to nearest agrees with `_scaled_pnm`
         nearest = image.format == "PPM"
         high = (deep // 257 + (deep % 257 > 128) if nearest else deep >> (bits - 8)).astype(np.uint8)
-        if tags and tags.get(_PHOTOMETRIC, 0) == _WHITE_IS_ZERO:  # Pillow inverts 1 to 8 bits alone
+        if tags and tags.get(_PHOTOMETRIC, 0) == _WHITE_IS_ZERO:  # Pillow inverts only 1 to 8 bits
             np.subtract(255, high, out=high)
         return np.repeat(high[:, :, None], 3, axis=2)
     if tags and image.mode in ("P", "PA") and max(tags[_COLOUR_MAP]) < 256:
@@ -330,7 +326,7 @@ def _rgb(image: Image.Image) -> np.ndarray:
     if not image.has_transparency_data or not is_flat(pixels):
         return pixels
     colour: tuple[int, int, int] = tuple(pixels[0, 0].tolist())
-    del pixels  # to save memory
+    del pixels
     return _drawn_in_alpha(image, colour)
 
 

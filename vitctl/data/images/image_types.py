@@ -16,8 +16,7 @@ _SYSTEM = {
     "$recycle.bin",
     "system volume information",
 }
-# Extensions of images: a file with one that cannot be decoded counts as a bad image, not as another kind of
-# file.
+# Extensions of images: a file with one that cannot be decoded is a bad image, not another kind of file.
 _CALLED_IMAGE = {
     *IMAGE_EXTENSIONS,
     *("jpe", "jfif", "pjpeg", "pjp", "heic", "heif", "hif", "avif", "dib", "jxl", "jp2", "apng"),

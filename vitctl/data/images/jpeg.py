@@ -30,7 +30,7 @@ _SKIPPED = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # tables, restart inter
 _HEIGHT_IN_FRAME = 5  # bytes from the frame's marker to its height
 _MAX_SEGMENTS = 500
 _EXTRANEOUS = "extraneous bytes before marker"
-_CORRUPT = "Corrupt JPEG data"  # begins the decoder's messages about compressed data, not those about headers
+_CORRUPT = "Corrupt JPEG data"  # begins the decoder's messages about compressed data, but not about headers
 _HOLE = bytes(64)  # in compressed data: a block that was never written, or an image of one colour
 _FEW_ZEROS = bytes(16)  # more than the decoder reads ahead
 _MAX_SCRATCH = 1 << 25  # bytes of the reused buffer of a thread; larger images get a new buffer
@@ -134,14 +134,14 @@ def cut_out(
     """
     data, (height, width) = jpeg.data, jpeg.unit
     size = int.from_bytes(data[jpeg.restart + 4 : jpeg.restart + 6]) if jpeg.restart else 0
-    units = -(-jpeg.width // width)  # in a row
+    units = -(-jpeg.width // width)  # per row
     if not jpeg.can_stop_early or not size or (size % units and units % size):
         return jpeg, 0, 0
     height, width, per_row = height * max(1, size // units), width * min(size, units), max(1, units // size)
     begin = jpeg.scan + 2 + int.from_bytes(data[jpeg.scan + 2 : jpeg.scan + 4])
     num_rows, coded = -(-jpeg.height // height), np.frombuffer(data, np.uint8)
     is_marker = coded[begin:-1] == _ESCAPE
-    is_marker &= coded[begin + 1 :] != 0  # a zero says that the byte before it is data
+    is_marker &= coded[begin + 1 :] != 0  # a zero marks the byte before it as data
     stops = begin + 2 + is_marker.nonzero()[0]
     num = num_rows * per_row
     numbers = (_RESTARTS * (num // len(_RESTARTS) + 1))[:num]
@@ -269,7 +269,7 @@ def lacks_scans(data: bytes, num_components: int) -> bool:
             for component in header[: 2 * num : 2]:
                 precise.setdefault(component, set()).update(range(first, last + 1) if bits & 15 == 0 else ())
         position = data.find(b"\xff%c" % _START_OF_SCAN, position + 2)
-    if not precise:  # no scan was found: left to the decoder
+    if not precise:  # no scan: left to the decoder
         return False
     return len(precise) < num_components or any(len(known) < _COEFFICIENTS for known in precise.values())
 

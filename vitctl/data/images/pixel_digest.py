@@ -7,7 +7,7 @@ import numpy as np
 
 from vitctl.system.text import count_text, one_line
 
-_FLAT = b"flat colour: "  # 13 bytes before the colour; no digest begins so
+_FLAT = b"flat colour: "  # 13 bytes before the colour, with which no digest begins
 _SHOWN = 3
 
 

@@ -67,8 +67,6 @@ class TrainTransform:
             still at least as large as the result. This is faster, and antialiases.
         randaugment_layers: number of RandAugment operations; 0 for none.
         randaugment_magnitude: 0 to 30; see `rand_augment`.
-        exif_orientation: whether the loader applies the Exif orientation; see `decode`.
-        truncated: how the loader treats truncated JPEGs; see `decode`.
         randaugment_rules: torchvision's (`rand_augment`), `big_vision_randaugment` or `timm_randaugment`.
         fill: for `letterbox` and timm's RandAugment: colour outside the image; see `fill_colour`.
         randaugment_probability, randaugment_std, randaugment_increasing: see `timm_randaugment`.
@@ -370,7 +368,7 @@ def _area_means(values: np.ndarray, size: int) -> np.ndarray:
     edges = np.arange(size + 1) * (number / size)
     whole = np.minimum(edges.astype(np.int64), number - 1)
     part = (edges - whole).reshape(-1, *[1] * (values.ndim - 1))
-    before = sums[whole] - values[whole]  # of all pixels that end at or before the edge
+    before = sums[whole] - values[whole]  # sum of the pixels that end at or before the edge
     means: np.ndarray = np.diff(before + part * values[whole], axis=0) * (size / number)
     return means
 
@@ -379,7 +377,7 @@ def _resized(
     picture: Picture, box: Box, size: tuple[int, int], resample: EvalResample, decode: Decode
 ) -> "Tensor":
     """Crop a box and resize it with half-pixel centres, to uint8 `[3, *size]`, channels last in memory."""
-    import torch  # here, because a plan names transforms and needs no torch
+    import torch  # here, because a plan needs transforms without torch
 
     reduce = 1
     if decode == "scaled":
@@ -434,9 +432,6 @@ def rand_augment(image: "Tensor", rng: np.random.Generator, *, layers: int, magn
         rng: the only source of randomness. torchvision draws from torch's global CPU generator, which is
             seeded from `rng` here and restored afterwards.
         magnitude: 0 to 30, as in torchvision: 30 is AutoAugment's strongest (10 in its authors' code).
-
-    Returns:
-        uint8 `[3, H, W]`, channels last in memory.
 
     Source: RandAugment (arXiv 1909.13719), by torchvision.transforms.v2
     """

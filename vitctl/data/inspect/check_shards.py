@@ -41,7 +41,6 @@ class Report:
         class_counts: samples of each class, in label order.
         digests: of every image's bytes, `[n]` of 16 bytes, equal for equal images; empty for a sample.
         repeated: duplicate images of the split: `(first, later)`.
-        notes: on images that look the same, see `pixel_notes`.
     """
 
     num_samples: int

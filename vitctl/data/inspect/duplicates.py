@@ -324,7 +324,6 @@ def hash_images(
     """Read every image of a source, and compute its digest and its perceptual hash.
 
     Args:
-        done: called with the number of images processed since the last call.
         perceptual: False to compute digests only, without decoding.
         until: time of `time.monotonic` after which images are left out: they match nothing.
     """

@@ -133,7 +133,6 @@ def train_batches(
         neighbours: add to each micro-batch the sample at the position before it in the global batch, or in
             its lane; the first is preceded by the last.
         needs_labels: treat an image without a label as unusable.
-        checksums: fill `Batch.checksums`.
         pinned: yield batches in page-locked memory, for a GPU.
         outages: if the server of remote images does not come back, yield batches with `outage` set.
 
@@ -219,7 +218,6 @@ def eval_batches(
             for any number of processes.
         unchecked: the images were not checked when their shards were written: an unusable sample stays zeros
             of weight 0, listed in `bad`.
-        digests: fill `Batch.digests`.
 
     Raises:
         DataError: without `unchecked`, a sample is unusable, named by key and shard; or a loader process was

@@ -490,11 +490,7 @@ def has_label(labels: np.ndarray) -> np.ndarray:
 def _class_names(
     folder: Path, highest: int, embedded: set[tuple[str, ...]], names: Sequence[str] | None
 ) -> list[str]:
-    """Return the given class names, else those embedded in the shards, else the class numbers.
-
-    Raises:
-        DataError: the shards hold different names, the highest label has no name, or a name occurs twice.
-    """
+    """Return the given class names, else those embedded in the shards, else the class numbers."""
     needed = max(highest + 1, 1)
     if names is None and len(embedded) > 1:
         raise DataError(

@@ -219,9 +219,6 @@ class ShardWriter:
     def write(self, key: str, members: Mapping[str, bytes]) -> dict[str, tuple[int, int]]:
         """Add one sample.
 
-        Args:
-            members: extension to content; stored in the order of the extensions.
-
         Returns:
             extension to the byte offsets of the member's header and content.
         """
@@ -345,7 +342,6 @@ def read_shard(path: Path, fields: Fields = Fields(), *, ends: bool = False) -> 
 
     Args:
         path: an uncompressed tar file, members grouped by sample.
-        fields: which members are image and label.
         ends: refuse data behind the end of the archive, which a known digest also rules out.
 
     Raises:

@@ -106,9 +106,6 @@ def locate_all_splits(text: str) -> dict[str, SplitLocation]:
     """Locate all splits, as `locate_splits` does; shards without an index are not indexed.
 
     A URL cannot be listed, so only common split names are tried. Any other split needs its own URL.
-
-    Raises:
-        DataError: as `locate_splits`; or there is no index.
     """
     (text,) = without_queries(text, error=DataError)
     found = locate_splits(text, "+".join(_LOOKED_FOR), makes_index=False)
@@ -132,7 +129,6 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
         text: a local folder of shards or of splits; the URL of one; shards as `train/{000..127}.tar`, joined
             by commas, or in a text file as `@shards.txt`; local ones also as `train/*.tar`.
         split: the split expression; a URL cannot be listed, so its splits are requested by name.
-        makes_index: index local shards that have no index.
 
     Raises:
         DataError: the text is malformed, a URL is refused or cannot be read.
@@ -200,12 +196,7 @@ def no_index(path: str, split: str = "train") -> DataError:
 
 
 def expand(text: str) -> list[str]:
-    """Expand a pattern, a list or an @file to names, in order.
-
-    Raises:
-        DataError: braces are malformed, no file matches, the list cannot be read, or there are more than a
-            million names.
-    """
+    """Expand a pattern, a list or an @file to names, in order."""
     names: list[str] = []
     (text,) = without_queries(text, error=DataError)
     for pattern in _listed(text):
@@ -263,16 +254,7 @@ def _expand_braces(text: str) -> Iterable[str]:
 
 
 def _index_folder(folder: Path, splits: Sequence[str]) -> None:
-    """Index the shards in a folder, or in its subfolders named like splits, if they have no index yet.
-
-    Args:
-        folder: local.
-        splits: names to look for in addition to the common ones.
-
-    Raises:
-        DataError: a shard is damaged or incomplete, the shards belong to several splits by name, or the
-            folder is read-only.
-    """
+    """Index the shards in a folder, or in its subfolders named like splits, if they have no index yet."""
     candidates = [folder]
     has_shards = any(tars(folder, "*.tar")) and not any(folder.glob(f"*/{INDEX_FILE}"))
     if not has_shards and not (folder / INDEX_FILE).exists():
@@ -326,9 +308,6 @@ def _index_list(paths: Sequence[Path]) -> Path:
     """Index selected shards of a folder without an index, in the cache, and return the folder of the index.
 
     A changed shard (path, size or mtime) gets a new index.
-
-    Raises:
-        DataError: as `index_folder`; or a shard does not exist.
     """
     state = ""
     for path in paths:
@@ -433,11 +412,7 @@ def _remote_splits(url: str, names: Sequence[str]) -> dict[str, SplitLocation]:
 
 
 def _fetched_index(url: str) -> Path:
-    """Fetch the index of a remote split into the cache, once for all processes of a command on this node.
-
-    Raises:
-        MissingError: there is none.
-    """
+    """Fetch the index of a remote split into the cache, once for all processes of a command on this node."""
     folder, start, asked = _cached_index(url), os.environ.get(START, ""), time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / _LOCK) if os.access(folder, os.W_OK) else nullcontext():

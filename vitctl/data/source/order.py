@@ -261,7 +261,6 @@ class RepeatedOrder:
 
     Args:
         order: over all samples; its next epoch draws other images.
-        repeats: copies of an image, each augmented differently.
 
     Source: DeiT's RASampler (arXiv 2012.12877), after Hoffer et al. 2020 (arXiv 1901.09335)
     """
@@ -294,9 +293,6 @@ def shuffle_blocks(seed: int, blocks: np.ndarray, offsets: np.ndarray, block_siz
     Args:
         blocks: block numbers, int64 `[P]`.
         offsets: int64 `[P]` in `range(block_size)`.
-
-    Returns:
-        int64 `[P]` in `range(block_size)`.
     """
     return _shuffle(offsets, _keys(seed, blocks, np.full_like(blocks, -1)), block_size)
 
@@ -421,7 +417,6 @@ class Lanes:
     """The division of the global batch into lanes, and of each lane into leaves.
 
     Args:
-        batch_size: images of the global batch.
         num_lanes: contiguous parts of the batch; their sizes differ by at most one.
         leaf_images: images of a leaf, at most; the last leaf of a lane may have fewer.
 
@@ -526,10 +521,6 @@ class LaneOrder:
     run are shared. Position p of the sequence is slot p % batch_size of step p // batch_size. An epoch has
     the same positions as in the inner order, so it visits each sample once, with any batch size. A lane's run
     is as long as its number of slots in that epoch.
-
-    Args:
-        order: over all samples.
-        num_lanes: parts of the batch, as `Lanes` cuts it.
     """
 
     order: SampleOrder

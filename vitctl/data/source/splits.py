@@ -106,9 +106,6 @@ def select(
             requested number of images. Groups with several classes count for the rarest.
         counted_only: use storage order, so that no names are read: a range has the right number of images of
             each class, but not the usual images. Not with `group_by`.
-
-    Raises:
-        DataError: as `resolve` and `group_names`; or nothing is selected.
     """
     sizes = {name: len(source) for name, source in sources.items()}
     orders = _storage_order if counted_only else _order_of
@@ -233,7 +230,6 @@ def _whole_groups(labels: np.ndarray, groups: np.ndarray, rank: np.ndarray, part
         labels: int64 `[n]`, all equal where classes do not matter.
         groups: int64 `[n]`, 0 to G - 1.
         rank: int64 `[G]`, the place of each group in md5 order of the names.
-        part: the range, in percent of each class, or in samples.
     """
     _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     by_rarity = np.argsort(np.argsort(counts, kind="stable"))

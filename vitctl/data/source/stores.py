@@ -164,10 +164,10 @@ class ShardSource:
         if self._reads_ranges and is_remote(address):
             return read_ranges([(address, offset, offset + size)])[0]
         try:
-            shard = self._open(number)  # referenced during the read: another thread may evict it
+            shard = self._open(number)  # kept alive during the read: another thread may evict it
             data = os.pread(shard.descriptor, size, offset)
         except OSError as error:
-            if error.errno in _RESOURCE_ERRORS:  # a problem of the machine, not of the sample
+            if error.errno in _RESOURCE_ERRORS:  # the machine's problem, not the sample's
                 raise DataError(str(explained(error))) from None
             raise BadSample("unreadable", f"{address}: {error.strerror}") from None
         if len(data) < size:

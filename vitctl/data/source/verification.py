@@ -120,7 +120,7 @@ class Verification:
         with suppress(BrokenPipeError), process.stdin:
             process.stdin.writelines(json.dumps(file) + "\n" for file in todo)
         self._processes.append(process)
-        weakref.finalize(self, _end, process, os.getpid())  # also when the job fails: no process is left
+        weakref.finalize(self, _end, process, os.getpid())  # leaves no process, even if the job fails
 
     def wait(self, *sources: Source) -> None:
         """Wait until the shards of some sources (default: all) are verified, or this process is done."""
@@ -188,8 +188,8 @@ class Verification:
                 return str(record["problem"])
         first, now = self._first[file.path], file.state()
         if file.is_cached and not first:
-            return ""  # fetched since, and verified by the cache
-        was_evicted = file.is_cached and now[:1] != first[:1]  # and perhaps fetched again, which verifies it
+            return ""  # fetched later, and verified by the cache
+        was_evicted = file.is_cached and now[:1] != first[:1]  # and possibly fetched again, which verifies it
         if first != now and not was_evicted:
             return _CHANGED
         verified = [str(record["problem"]) for record in records if file.recorded_state(record) == first]

@@ -59,8 +59,6 @@ class View:
     """Samples of one or more sources, in a given order; made by the functions below.
 
     Args:
-        stores: sources that hold the samples; some may be views.
-        digest: hex digest of the samples and their order.
         rows: position of each sample in the concatenation of all stores, int64 `[n]` or computed; None: all,
             in order.
         new_labels: replacements for the labels of the stores, `[n]` or `[n, L]`.
@@ -160,9 +158,6 @@ def concat(sources: Sequence[Source]) -> View:
 def random_subset(source: Source, num_samples: int, seed: int) -> Source:
     """Select samples at random, in storage order. With the same seed, larger subsets contain smaller ones.
 
-    Args:
-        num_samples: 1 to `len(source)`.
-
     Raises:
         DataError: `num_samples` is out of range.
 
@@ -188,7 +183,7 @@ def of_classes(source: Source, names: tuple[str, ...]) -> View:
         if names.count(name) > 1:
             raise DataError(f"class {name!r} is named twice")
     check_labels(source, "data.classes", "pixels")
-    new = np.full(len(known) + 1, -1, np.int64)  # the last is for samples without a label, -1
+    new = np.full(len(known) + 1, -1, np.int64)  # the last entry is for label -1
     new[[known[name] for name in names]] = np.arange(len(names))
     labels = new[source.labels()]
     rows = np.flatnonzero(has_label(labels))
@@ -208,7 +203,7 @@ def numbered_as(source: Source, class_names: Sequence[str]) -> Source:
     numbers = {name: number for number, name in enumerate(class_names)}
     if tuple(class_names) == tuple(source.class_names) or not numbers.keys() >= {*source.class_names}:
         return source
-    new = np.array([*(numbers[name] for name in source.class_names), -1])  # the last is for no label, -1
+    new = np.array([*(numbers[name] for name in source.class_names), -1])  # the last entry is for label -1
     return View((source,), tuple(class_names), source.digest, new_labels=new[source.labels()])
 
 
@@ -219,19 +214,13 @@ def no_class(name: str, known: Iterable[str]) -> DataError:
 
 
 def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -> None:
-    """Refuse a source whose labels are not valid for the job.
+    """Refuse a source whose labels are not valid for the job, with the number of bad images and the first.
 
     Labels are read in chunks to save memory, and not at all if the counts in the index rule out an error. A
     label outside the classes, see `wrong_labels`, means that the index is damaged, and is refused for every
     use. An image without a label is refused in `training` and `scoring`, except that scoring skips it if
     images may have several labels. `draws` (few-shot) never take such images, `pixels` (masked patch
-    prediction) need no labels.
-
-    Args:
-        single: refuse sources whose images may have several labels.
-
-    Raises:
-        DataError: one line with the number of such images and the first of them.
+    prediction) need no labels. `single` refuses sources whose images may have several labels.
     """
     num_classes, width = len(source.class_names), source.labels(np.zeros(0, np.int64)).shape[1:]
     if single and width:
@@ -326,11 +315,9 @@ def sample_key(source: Source, sample: int) -> str:
 def stored(
     source: Source, samples: np.ndarray | None = None, here: np.ndarray | None = None
 ) -> Iterator[tuple[Source, np.ndarray | None, np.ndarray | None]]:
-    """Yield the sources behind some samples of a source, or all, that are not views.
+    """Yield the sources that are not views behind some samples of a source, or all.
 
-    Args:
-        samples: their numbers; None for all.
-        here: the caller's number for each of them; None: not needed.
+    `here` are the caller's numbers for the samples.
 
     Yields:
         the source, the samples' numbers there (None for all), and the matching part of `here`.

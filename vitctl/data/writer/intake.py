@@ -71,7 +71,6 @@ class Originals:
     """One split before it is written.
 
     Args:
-        class_names: in label order.
         is_user_data: files and classes are as a user arranged them, and are checked before they are written;
             see `check_originals`.
         prefix: precedes the item keys in the names of the source, such as `val/`.
@@ -106,9 +105,7 @@ class Intake:
     Args:
         left_out: other files, system files included, with reasons; named as in the source.
         bad: unusable images; also in `left_out` if they are skipped.
-        converted: names of the images that are stored in another format.
         doubts: about classes; nothing should be written while there are any.
-        notes: on images that look the same, see `pixel_notes`.
     """
 
     splits: Mapping[str, Originals]

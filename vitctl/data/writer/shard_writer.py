@@ -56,9 +56,7 @@ def write_split(
     that are finished in `.OUT.partial`. An existing split with the same images is left unchanged.
 
     Args:
-        items: the split, in any order; shuffled by `seed`.
         out: the split folder, which must not exist yet, or be what would be written.
-        source_text: provenance of the images; stored in the index.
         max_bytes: close a shard before it exceeds this; the bytes of the originals count.
         reencode: shrinks JPEG files; None keeps every byte. Recorded in the index.
         progress: called with (images done, images in total). Images of unknown size count twice: they are
@@ -158,7 +156,6 @@ def plan_shards(
     Args:
         sizes: int64 `[n]`, bytes of each image.
         max_bytes: of a shard; a larger item gets its own.
-        about: whatever else the content of the shards depends on, for the digest.
     """
     _, order = Order(len(items), seed).at(np.arange(len(items)))
     label_bytes = np.array([len(label_text(item.label)[1]) for item in items], np.int64)
@@ -362,7 +359,7 @@ def _prepare_folder(aside: Path, plan: ShardPlan, note: Callable[[str], None]) -
     """Keep finished shards of an earlier run of the same plan, or empty the folder."""
     file, finished = aside / _PLAN, len(list(aside.glob("shard-*.tar")))
     if file.is_file() and file.read_text() == plan.digest:
-        for left in aside.glob(".*.partial"):  # of a process that was killed
+        for left in aside.glob(".*.partial"):  # left by a killed process
             left.unlink()
         if finished:
             note(f"continuing: {finished} of {plan.num_shards} shards are finished already")

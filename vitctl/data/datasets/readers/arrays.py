@@ -106,8 +106,9 @@ def open_hdf5(path: Path, name: str, process: int) -> Any:  # noqa: ARG001 - one
 DSPRITES_FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 _SPRITE_SIDE = 64
 _SPRITES_AT_ONCE, _MAX_SPRITES = 4096, 737_280
-# Row numbers `[N]` to bins of two of the 32 places across, and of two and a half of the 40 orientations, so
-# of three and two in turn. The factors of a row number are shape, scale, orientation, x, y; y varies fastest.
+# Row numbers `[N]` to bins of two of the 32 horizontal places, and of two and a half of the 40 orientations,
+# so of three and two in turn. The factors of a row number are shape, scale, orientation, x, y; y varies
+# fastest.
 SPRITE_LABELS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "location": lambda rows: rows // 32 % 32 // 2,
     "orientation": lambda rows: rows // 1024 % 40 * 2 // 5,
@@ -243,9 +244,6 @@ def read_cifar(
     Args:
         splits: split name to the names of its batches.
         prefix: of the entries `labels` and `label_names` in the files, as CIFAR-100 has two kinds of labels.
-
-    Raises:
-        DataError: files are missing, damaged, or hold something other than plain data.
     """
     place = need(root, folder)
     path = need(place, "batches.meta", "meta")
@@ -287,7 +285,7 @@ def unpickle(path: Path) -> dict[str, Any]:
         return {_text(name): value for name, value in entries.items()}
     except DataError:
         raise
-    except Exception as error:  # damaged pickles raise whatever their opcodes trip over
+    except Exception as error:  # damaged pickles raise many types
         raise DataError(path, f"not a pickle of plain data ({' '.join(str(error).split())})") from None
 
 

@@ -142,9 +142,6 @@ def arrange(
         items: their keys are relative paths, with `/`; the path within its split becomes the key. Labels are
             ignored.
         folders: folder paths; those at class level without an image are reported.
-
-    Raises:
-        DataError: as `read_class_folder`.
     """
     top = _top([item.key for item in items])
     left_out = [replace(one, name=one.name.removeprefix(top)) for one in left_out]
@@ -286,7 +283,7 @@ def _nested(keys: Sequence[str], source: str, *, in_splits: bool) -> tuple[Doubt
         )
     outer = {name: found for name, found in inner.items() if "" not in found}
     counts = Counter(name for found in outer.values() for name in found)
-    if len(counts) < 2:  # one folder in each class, such as images/, separates nothing
+    if len(counts) < 2:  # a single folder in each class, such as images/, is not a level of classes
         return ()
     first, *others = [name for name, found in outer.items() if any(counts[one] > 1 for one in found)] or outer
     shown = ", ".join(sorted(outer[first])[:3]) + (" ..." if len(outer[first]) > 3 else "")
@@ -331,11 +328,7 @@ def read_fixed_classes(
         places: paths of the folder of class folders, the usual one first.
         classes: class names in label order, or the name of a list in `assets/`.
         key: format of the keys, with `folder`, `file` and `name` (of the class).
-        folders: names of the class folders; default: the class names.
         suffixes: of the images, in lower case; other files are ignored.
-
-    Raises:
-        DataError: class folders are missing, or there are unknown ones.
     """
     folder = need(root, *places)
     class_names = class_list(classes) if isinstance(classes, str) else classes
@@ -374,9 +367,6 @@ def read_caltech101(root: Path) -> dict[str, Originals]:
     The benchmark's split was drawn from directory listings in the order of one machine's disk, and cannot be
     drawn again. This one draws with the same seed from sorted listings, is named `caltech101(vitctl-v1)`, and
     its scores are close to published ones, but not comparable bit for bit.
-
-    Args:
-        root: holds `101_ObjectCategories/<Class>/image_0001.jpg`.
     """
     folder = need(root, "101_ObjectCategories", "caltech-101/101_ObjectCategories")
     class_names = class_list("caltech101")

@@ -67,9 +67,6 @@ def read_imagenet(root: Path) -> dict[str, Originals]:
             both. Labels of flat images come from `LOC_val_solution.csv` or
             `[imagenet_2012_]validation_synset_labels.txt`; if neither is there, but all 50,000 images are,
             from the list that comes with vitctl.
-
-    Raises:
-        DataError: no images are there, or some class folders are missing.
     """
     images = {}
     for split, names in _PLACES.items():
@@ -174,9 +171,6 @@ def read_imagenet21k(root: Path) -> dict[str, Originals]:
 
     Args:
         root: holds `fall11_whole.tar`, `winter21_whole.tar`, or `<wnid>.tar` and `<wnid>/` side by side.
-
-    Raises:
-        DataError: no images are there, or some lie under a name that is not one of the classes.
     """
     whole = next((root / name for name in _21K_ARCHIVES if (root / name).is_file()), None)
     items = archive_items(whole) if whole else []
@@ -231,9 +225,6 @@ def read_imagenet_c(root: Path) -> dict[str, Originals]:
 
     Args:
         root: holds `<corruption>/<severity>/<wnid>/`, optionally within a folder named after the archive.
-
-    Raises:
-        DataError: no corruption is there, or a class folder is not one of ImageNet's.
     """
     wnids, splits = class_list("imagenet"), dict[str, Originals]()
     for name, (archive, _) in CORRUPTIONS.items():
@@ -268,9 +259,6 @@ def read_objectnet(root: Path) -> dict[str, Originals]:
 
     Args:
         root: holds `objectnet-1.0/images/<folder>/*.png` and `objectnet-1.0/mappings/`.
-
-    Raises:
-        DataError: files are missing, or the mappings are not ObjectNet's.
     """
     folder = need(root, "objectnet-1.0")
     names = _objectnet_names(need(folder, "mappings"))

@@ -51,11 +51,7 @@ def read_lists(
         images: path of the folder that the listed paths are relative to.
         lists: split name to the path of its list. Lines that begin with `#` are skipped.
         classes: name of a list of class names in `assets/`; default: the listed folders sorted by code point.
-        suffix: of the images, if the lists omit it.
         column: position of the class number in a line, from 1; 0: the image's folder is its class.
-
-    Raises:
-        DataError: files are missing, or a list is malformed.
     """
     folder = need(root, images)
     paths = {split: need(root, place) for split, place in lists.items()}
@@ -167,11 +163,8 @@ _SUN397_LEFT_OUT = "/c/church/outdoor/sun_bhenjvsvrtumjuri.jpg"
 def read_sun397(root: Path) -> dict[str, Originals]:
     """Read SUN397 in the random 70/10/20 split of TensorFlow Datasets; keys are like `/a/abbey/sun_xxx.jpg`.
 
-    Images keep their bytes; the benchmark's copy shrank those of more than 120,000 pixels.
-
-    Args:
-        root: holds `SUN397/ClassName.txt` and the image tree. Split lists in `root` take precedence over the
-            packed split that comes with vitctl.
+    Images keep their bytes; the benchmark's copy shrank those of more than 120,000 pixels. Split lists in
+    `root` take precedence over the packed split that comes with vitctl.
     """
     folder = need(root, "SUN397")
     class_names = tuple(sorted(set(read_lines(need(folder, "ClassName.txt")))))
@@ -313,12 +306,12 @@ def _kitti_label(path: Path) -> int:
     return int(np.searchsorted(_KITTI_BORDERS, min(depths, default=_NO_VEHICLE), side="left"))
 
 
-# Diabetic Retinopathy: photographs of the retina in five grades, treated as in the benchmark's btgraham-300.
-# The treatment is Ben Graham's: equal radius, local contrast, a disc on grey.
+# Diabetic Retinopathy: photos of the retina in five grades, processed as in the benchmark's btgraham-300, by
+# Ben Graham's method: equal radius, local contrast, a disc on grey.
 
 _RETINOPATHY_CLASSES = ("no retinopathy", "mild", "moderate", "severe", "proliferative")
 EYE_RADIUS = 300
-_EYE_KEPT = 270  # the rim of the eye, 0.9 of the radius and beyond, is cut away
+_EYE_KEPT = 270  # the outer tenth of the radius is cut away
 _EYE_GREY = 128
 _EYE_QUALITY = 72
 

@@ -68,14 +68,9 @@ def need(root: Path, *places: str, archive: str = "") -> Path:
 def file_items(
     folder: Path, names: Sequence[str], labels: Sequence[int], keys: Sequence[str] | None = None
 ) -> list[Item]:
-    """Return images that are separate files.
+    """Return images that are separate files, by paths in the folder from a possibly untrusted list.
 
-    Args:
-        names: their paths in the folder, possibly from an untrusted list.
-        keys: one per image; default: the names.
-
-    Raises:
-        DataError: a name leads out of the folder, or files are missing.
+    `keys` default to the paths. Raises DataError if a path leads out of the folder, or files are missing.
     """
     outside = next((name for name in names if leads_out(name)), None)
     if outside is not None:
@@ -98,7 +93,6 @@ class Packed(NamedTuple):
     Args:
         files: name, offset and size of each; a linked file occurs under every name; offset -1 for a link to a
             file that is not in the archive.
-        left_out: entries that are not files, with reasons.
         folders: those with their own header, inner tar files, and links to folders.
     """
 
@@ -196,7 +190,7 @@ def file_size(path: Path) -> int | None:
     """Return the size of a regular file; None if there is none."""
     try:
         status = path.stat()
-    except (OSError, ValueError):  # a name with a zero byte in it names nothing
+    except (OSError, ValueError):  # a name with a zero byte is not a file
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
@@ -318,7 +312,6 @@ class Archive:
 
     Args:
         digest: `sha256:...` or `md5:...` of the complete file; empty if none is published.
-        num_bytes: size; 0 if unknown.
         into: folder below the originals that it is unpacked into.
         inner: archives within it that are unpacked too.
     """

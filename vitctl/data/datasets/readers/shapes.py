@@ -203,7 +203,7 @@ def _png(draw: Callable[..., np.ndarray], *which: str | int) -> bytes:
     """
     pixels = draw(*which)
     height, width, _ = pixels.shape
-    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # before each row its filter, 0
+    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # filter type 0 precedes each row
     rows[:, 1:] = pixels.reshape(height, -1)
     chunks = (
         (b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)),  # 8 bits a channel, RGB
@@ -378,7 +378,7 @@ def _ink(strokes: np.ndarray, width: float, image_size: int) -> np.ndarray:
         part.reshape(-1, 2).T.astype(np.float32)[:, :, None]
         for part in (strokes[:, :-1], np.diff(strokes, axis=1))
     )
-    y, x = line - y, line - x  # [segments, S] each: numpy is quickest where the last axis is long
+    y, x = line - y, line - x  # NumPy is fastest if the last axis is long
     length = np.maximum(down**2 + right**2, 1e-9)[:, :, None]
     along = np.clip(((y * down)[:, :, None] + (x * right)[:, None, :]) / length, 0, 1)
     off_y, off_x = y[:, :, None] - along * down[:, :, None], x[:, None, :] - along * right[:, :, None]

@@ -70,10 +70,7 @@ def read_table(path: Path) -> dict[str, Originals]:
     from 0; -1 means no label. The column `labels` may hold several, as in `cat;dog`; then every image of the
     table counts as one that may have several classes. Paths are relative to the table, or as in Kaggle's
     tables to a folder of images next to it, without extension; the path becomes the key. Rows without a split
-    belong to `train`.
-
-    Raises:
-        DataError: columns, files or labels are wrong; one line for all missing files.
+    belong to `train`. All missing files are reported in one line.
     """
     return _read_rows(path, _table_rows(path))
 
@@ -278,7 +275,7 @@ def _numbered(num_classes: int) -> tuple[str, ...]:
 # file's metadata.
 
 _IMAGE, _LABEL = ("image", "img", "jpg", "png"), ("label", "fine_label", "labels", "cls")
-_WITH_WNID = re.compile(r"(.+)_n\d{8}(\.JPEG)")  # ImageNet's names there end with the class once more
+_WITH_WNID = re.compile(r"(.+)_n\d{8}(\.JPEG)")  # ImageNet's names there repeat the class at the end
 
 
 def read_parquet(files: list[Path]) -> dict[str, Originals]:
