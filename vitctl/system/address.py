@@ -22,16 +22,15 @@ _MAX_LETTERS = 100_000  # limit of the variable: Linux passes 131,072 bytes to a
 _MAX_PORT = 65_535
 _WEB = ("http", "https")
 _START = r"""(?:(?<![a-z0-9+.-])[a-z0-9+.-]*://|(?<![^='",@\s])https?:(?!//))"""
-# In quotes up to the closing one, in a list up to the next address, else to the end: a space is then an
-# error.
+# In quotes up to the closing one, in a list up to the next address, else to the end: spaces are errors then.
 _ADDRESS = re.compile(
     rf"""(?<="){_START}[^"]*|(?<='){_START}[^']*|{_START}(?:(?!,{_START}).)*""", re.I | re.S
 )
 _IN_PROSE = re.compile(rf"{_START}\S*", re.I)
 _HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-f:.]+\])(?::(\d{1,5}))?", re.I)
-_SPLIT = re.compile(r":[a-z][^:]*(?:\[.*)?$", re.I)  # behind a host without a path, as predict takes it
+_SPLIT = re.compile(r":[a-z][^:]*(?:\[.*)?$", re.I)  # after a host without a path, as in predict
 _NAME = re.compile(r"[\w.-]+")
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+:/)", re.I)  # pathlib makes one slash of two
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+:/)", re.I)  # pathlib merges two slashes
 _HALF = re.compile(
     r"(?:hf:(?![\w.-]+/[\w./-]+$)|(?:s3|gs|https?|pipe):)(?!//)"
 )  # its query is not known to be one, and would be printed

@@ -167,6 +167,6 @@ def save_figure(figure: Any, path: Path, title: str = "") -> Path:
     kind = path.suffix[1:].lower()
     undated = {"Software": None} if kind == "png" else {"Date": None}
     with atomic_write(path) as aside, rc_context({"svg.hashsalt": "vitctl"}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # it is drawn as a box
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
         figure.savefig(aside, format=kind, metadata=undated)
     return path

@@ -156,7 +156,6 @@ def atomic_write(path: Path, *, flushed: bool = True) -> Iterator[Path]:
     permissions of the new file follow the umask, whichever library wrote it. Symbolic links are not followed.
 
     Args:
-        path: the file to write; its folder exists.
         flushed: whether the file must survive a power failure.
 
     Raises:

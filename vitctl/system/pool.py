@@ -45,7 +45,6 @@ def run_tasks(
     Args:
         work: called as `work(task, done)`; it calls `done(count)` to report progress, where a worker also
             notices that its parent has died. Its return value is sent back.
-        num_tasks: numbered from 0.
         workers: worker processes; task t runs in worker t % workers. 0: all tasks run in this process.
         done: called in this process with the progress since the last call.
 
@@ -57,7 +56,7 @@ def run_tasks(
         return [work(task, done) for task in range(num_tasks)]
     results: dict[int, Result] = {}
     with _started_workers(work, num_tasks, min(workers, num_tasks)) as readers:
-        done(0)  # a bar that starts a thread does so after the fork
+        done(0)  # a progress bar may start a thread, only after the fork
         for task, message in _messages(readers):
             if task == _USER_ERROR:
                 raise DataError(message)
@@ -119,9 +118,9 @@ def _started_workers(
                 target=_serve, args=(work, tasks, writer, inherited, os.getpid(), tied), daemon=True
             )
             with warnings.catch_warnings():
-                # About fork in a process with threads: the workers take no lock that a thread may hold.
+                # Python warns of a fork with threads, but the workers take no lock that a thread may hold.
                 warnings.simplefilter("ignore", DeprecationWarning)
-                with blocked_signals():  # until the worker ignores them, and until it is known here
+                with blocked_signals():  # until the worker ignores them, and is registered here
                     process.start()
                     readers[reader] = process
             writer.close()  # so that the pipe ends when the worker ends
@@ -167,7 +166,7 @@ def _serve(
     ignore_signals()
     if tied:
         end_with_parent(parent)
-    for reader in inherited:  # a writer that holds the reading end waits for ever when the parent is gone
+    for reader in inherited:  # a writer with the reading end open would wait forever if the parent died
         reader.close()
     use_lock(shared_lock())
     count, reported = 0, time.monotonic()

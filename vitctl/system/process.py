@@ -88,7 +88,7 @@ def end_with_parent(parent: int) -> None:
 
 def keep_freed_memory() -> None:
     """Let the C library keep freed memory, instead of fetching zeroed pages for each pass."""
-    if hasattr(library := ctypes.CDLL(None), "mallopt"):  # glibc; other libraries go on as before
+    if hasattr(library := ctypes.CDLL(None), "mallopt"):  # glibc only
         library.mallopt(_NUM_MAPPINGS, 0)
         library.mallopt(_TRIM_THRESHOLD, -1)
 
@@ -198,7 +198,7 @@ class MemoryLock:
 
 
 _FOR_CHILDREN: list[MemoryLock] = []  # the lock of the workers that this process starts
-_IN_USE: list[MemoryLock] = []  # the lock that this process uses, where it is a worker
+_IN_USE: list[MemoryLock] = []  # the lock that this process uses as a worker
 
 
 def shared_lock() -> MemoryLock | None:

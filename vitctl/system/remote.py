@@ -31,15 +31,15 @@ from vitctl.system.process import tell
 
 CONNECTIONS = 16
 _FILE_CONNECTIONS = 4  # for the parts of one file
-PATIENCE_SECONDS = 60.0  # with a server that answered before; not in a run
-FIRST_SECONDS = 1.5  # with one that never answered, likewise
+PATIENCE_SECONDS = 60.0  # for a server that answered before; not in a run
+FIRST_SECONDS = 1.5  # for one that never answered; not in a run
 PAUSE_SECONDS = 0.5
 PART_BYTES = 8 * 2**20
 HUB = "https://huggingface.co"  # the only host that receives HF_TOKEN
 _LONGEST_PAUSE_SECONDS, _SLOT_SECONDS, _TELL_SECONDS = 30.0, 0.02, 10.0
 LEAST_ATTEMPTS = 3
 _SLOT = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-_RECOVERED_BYTES = 2**20  # in one response: the server works again
+_RECOVERED_BYTES = 2**20  # received in one response: the server works again
 TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
 _ONE_ATTEMPT = {"s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}}}}  # of botocore
@@ -48,7 +48,7 @@ _ETAG = re.compile(r'"[!-~]{0,500}"')  # a weak one does not identify bytes
 _SPAN = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
 _MAX_REDIRECTS, _MAX_DIGITS = 5, 18
 _ANSWERED: set[str] = set()  # hosts
-PATIENCE: list[float] = []  # seconds; the last one is that of the run in progress
+PATIENCE: list[float] = []  # seconds; the last is the current run's
 _DOWN: dict[str, tuple[float, float]] = {}  # host -> start of its outage, and time of the last failure
 _OLD_SECONDS = 120.0  # after which a failure belongs to another outage
 
@@ -94,7 +94,6 @@ class Span:
         etag: see `done`.
         heard: called at the start of every response.
         progress: called with (end of the bytes done, end of the range or size of the file, 0 if unknown).
-        num_bytes: size of the complete file; None: unknown.
     """
 
     url: str
@@ -167,9 +166,7 @@ def copy(
 ) -> list[Span]:
     """Copy a complete remote file to a local one, and return the ranges fetched. Raises as `transfer`.
 
-    Args:
-        file: open for writing; at its end on return.
-        num_bytes: size of the file, which is then fetched in parallel parts; None: unknown.
+    With `num_bytes`, the file's size, it is fetched in parallel parts. `file` is at its end on return.
     """
     if (num_bytes or 0) > max_bytes:
         raise _too_large(url, max_bytes)
@@ -230,7 +227,7 @@ async def _transferred(
     spans: deque[Span], max_bytes: int | None, patience: float | None, since: float | None, connections: int
 ) -> None:
     async def work(since: float | None) -> None:
-        # The slot is left after the session, which keeps its connection open.
+        # The slot is released after the session, which keeps its connection open.
         async with AsyncExitStack() as slot, _session() as session:
             await slot.enter_async_context(_slot(spans))
             while spans:
@@ -322,7 +319,7 @@ async def _complete(
                 _is_up(span.url)
                 failures, since = 0, None
             failures += 1
-            await slot.aclose()  # an exit stack can be filled again
+            await slot.aclose()  # an exit stack can be reused
             since = time.monotonic() if since is None else since
             await asyncio.sleep(_pause(span.url, error, failures, since, patience))
         except DataError:
@@ -348,7 +345,7 @@ def _begin(span: Span, whole: int | None, first: int) -> int | None:
                 "the server does not support byte ranges",
                 "set data.cache_gib above 0 to read whole shards",
             )
-        known, span.done = None, 0  # it sends the whole file: it changed, or there are no ranges
+        known, span.done = None, 0  # a full response: the file changed, or there are no ranges
     if whole is not None and known not in (None, whole):
         raise DataError(span.url, f"changed from {known} to {whole} bytes while it was read")
     if whole is not None and whole < (span.stop or 0):
@@ -399,7 +396,7 @@ def _pause(url: str, error: TransientError, failures: int, since: float, patienc
         began, until = (time.strftime("%H:%M:%S", time.localtime(time.time() + at - now))
                         for at in (since, since + patience))  # fmt: skip
         tell(f"{url}: {error}; since {began}, waiting until {until}")
-    return min(pause, left) if left > 0 else pause  # the last attempt is at that time
+    return min(pause, left) if left > 0 else pause  # the last attempt is at the deadline
 
 
 Response = tuple[int | None, int, AsyncIterator[bytes]]
@@ -412,7 +409,7 @@ async def _from_fsspec(_session: Any, span: Span) -> AsyncIterator[Response]:
     try:
         from fsspec.core import url_to_fs
 
-        files, path = url_to_fs(span.url, **_ONE_ATTEMPT.get(scheme, {}))  # kept for each process
+        files, path = url_to_fs(span.url, **_ONE_ATTEMPT.get(scheme, {}))  # cached in each process
         files.retries = 1  # of s3fs: `_complete` is the only loop
     except ImportError:
         raise DataError(
@@ -492,8 +489,8 @@ async def _from_web(session: Any, span: Span) -> AsyncIterator[Response]:
     if first or span.stop is not None:
         headers["Range"] = f"bytes={first}-{'' if span.stop is None else span.stop - 1}"
     if span.done and span.etag:
-        headers["If-Range"] = span.etag  # the server sends everything again when the file has changed since
-    address, host = with_query(url), [urlsplit(url).netloc]  # the last one of its redirects
+        headers["If-Range"] = span.etag  # the server sends the complete file if it has changed
+    address, host = with_query(url), [urlsplit(url).netloc]  # host of the last redirect
     with _web_errors(span.url, host):
         async with asyncio.timeout(limits.HTTP_SECONDS):
             response = await session.get(
