@@ -30,7 +30,6 @@ class ExportFormat:
         prover: `module:function` that opens the written file and returns it as `Opened`.
         readers: (package, prover) of other programs; only installed ones are run.
         is_graph: the file computes, so pre-processing and features can be inside.
-        precisions: available number formats.
         requires: packages that writer and prover import and that vitctl does not install.
         in_folder: written into a folder with a model card, not into the run folder.
         reader: the program that reads it, as the subject of "... resizes by ...".
@@ -155,14 +154,7 @@ def formats_in_words(rows: Iterable[ExportFormat] = _ROWS) -> str:
 
 
 def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable[str]) -> None:
-    """Refuse options that the chosen formats do not have.
-
-    Args:
-        inside: the options in use that only graphs have.
-
-    Raises:
-        ValueError: one line with the option and the formats that have it.
-    """
+    """Raise ValueError for options that the chosen formats do not have; `inside` are those of graphs."""
     chosen = [FORMATS[name] for name in to]
     graphs = formats_in_words(row for row in _ROWS if row.is_graph)
     able = formats_in_words(row for row in _ROWS if precision in row.precisions)

@@ -42,7 +42,7 @@ def _resized_to(size: int) -> int:
     return size
 
 
-# None: unset. Each job says what it then takes.
+# None: unset, with a default by job.
 EvalResize = Annotated[int, AfterValidator(_resized_to)] | None
 
 

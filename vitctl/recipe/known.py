@@ -15,7 +15,7 @@ _STRIKES = 2  # points outside that flag a run
 # One run on ImageNet: the deviation of MAE's four seeds of B/16, 0.094 points at 83.57 %, as log-odds.
 _LEAST_DEVIATION = 0.00094 / (0.8357 * (1 - 0.8357))
 _ONE_RUN_FACTOR = 8.0
-_NEAR = 0.01  # of a scored point's step: an epoch is seldom a whole number of steps
+_NEAR = 0.01  # tolerance on a scored point's step: an epoch is seldom an integer number of steps
 Metric = Literal["accuracy", "loss", "pixel_std"]
 Place = Literal["inside", "below", "above"]
 

@@ -48,7 +48,7 @@ RESULT_NEUTRAL = (
 # digest as before the keys existed: earlier runs resume, verify and compare as before.
 _ADDED: dict[str, Any] = {
     "weights.licence": "",
-    # `token_blocks` is of a probe's classifier, not of a recipe.
+    # `token_blocks` belongs to a probe's classifier, not to a recipe.
     **{f"model.{name}": None for name in {*LATER_FIELDS, "gelu", "norm_eps"} - {"token_blocks"}},
     "weights.preprocess": "",
     "weights.classifier": "",
@@ -104,8 +104,8 @@ _ADDED: dict[str, Any] = {
 _ADDED_FROZEN = {"data.eval_method": "square", "data.eval_resample": ""}
 
 
-# What may change when a run is resumed. Tasks and seeds of a VTAB table select its runs, and change none of
-# their numbers.
+# Keys that may change on resuming. Tasks and seeds of a VTAB table select its runs, and change none of their
+# numbers.
 FREE_TO_CHANGE = (*RESULT_NEUTRAL, "vtab.tasks", "vtab.seeds")
 
 
@@ -128,7 +128,7 @@ def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> d
     # this one.
     if values.get("optimizer.name") == toml_value("sgd") and float(values["optimizer.weight_decay"]):
         values["optimizer.weight_decay"] += " (coupled)"
-    # A cosine ended at 0 once, whatever end_lr was.
+    # A cosine once ended at 0, whatever end_lr was.
     if values.get("schedule.decay") == toml_value("cosine") and float(values["schedule.end_lr"]):
         values["schedule.end_lr"] += " (of the cosine)"
     return values

@@ -37,7 +37,6 @@ def to_toml(loaded: Loaded, *, origins: bool = True, defaults: bool = True) -> s
     """Return the complete recipe as TOML that `load_recipe` reads back to an equal recipe.
 
     Args:
-        origins: add the origin of each value as a comment.
         defaults: also write values that no file and no flag set.
     """
     lines = [f"# {one_line(loaded.name)}, resolved; the origin of each value follows it"] if origins else []
