@@ -16,7 +16,7 @@ from vitctl.analysis.attention_maps import (
 from vitctl.models.build import Model
 from vitctl.models.variants import AxialConfig, AxialResNetConfig, Config, ResNetConfig
 
-# What a network may lack, in the order in which it is shown.
+# Parts that a network may lack, in display order.
 OF_IMAGES = ("attention_distance", "rollout")
 PARTS = ("filters", "position_similarity", *OF_IMAGES)
 
