@@ -108,7 +108,7 @@ class Picture:
 
     @property
     def is_turned(self) -> bool:
-        """Whether the stored pixels are rotated or mirrored for display."""
+        """Return whether the stored pixels are rotated or mirrored for display."""
         return any(self._turn)
 
     def region(

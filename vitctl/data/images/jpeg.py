@@ -228,8 +228,7 @@ def find_fault(data: bytes) -> Fault | None:
     """Decode a complete JPEG with an end marker, and describe any damage of its compressed data.
 
     A few extraneous bytes after the last row are harmless and common, except if zeros stand in place of
-    compressed data. None for an intact image, and for one whose header this decoder does not support, which
-    Pillow may decode.
+    compressed data. None also for a header that this decoder does not support, but Pillow may.
     """
     import simplejpeg
 

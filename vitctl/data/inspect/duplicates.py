@@ -236,7 +236,7 @@ def find_matches(own: ImageHashes, others: ImageHashes, *, max_bits: int) -> lis
     Args:
         own: images to check.
         others: images to compare with; if this is `own`, each image is compared with those before it.
-        max_bits: largest Hamming distance of near-duplicates, 0 to 15; -1 for exact duplicates only.
+        max_bits: see `compare`.
 
     Returns:
         at most one match per image of `own`, in order.
@@ -258,15 +258,10 @@ def find_matches(own: ImageHashes, others: ImageHashes, *, max_bits: int) -> lis
 
 
 def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find all pairs of 64-bit words with a small Hamming distance.
+    """Find all pairs of 64-bit words, uint64 `[n]` and `[m]`, with a Hamming distance of at most 0 to 15.
 
     Words are split into four chunks of 16 bits. If at most `max_bits` bits differ, at least one chunk differs
     in at most a quarter of them; so only words with a similar chunk are compared.
-
-    Args:
-        a: uint64 `[n]`.
-        b: uint64 `[m]`.
-        max_bits: 0 to 15.
 
     Returns:
         indices in `a`, indices in `b`, and Hamming distances, int64 `[p]` each, sorted by the first two.
@@ -350,10 +345,7 @@ def perceptual_hash(data: bytes) -> int | None:
 
     The image is resized to 32 x 32 grey pixels, for JPEG partly while decoding. The mean (DC coefficient) is
     not used. Copies that differ in size, compression or brightness have a Hamming distance of a few bits;
-    unrelated images of 32 bits on average.
-
-    Returns:
-        None for an image that cannot be decoded, or is flat.
+    unrelated images of 32 bits on average. None for an image that cannot be decoded, or is flat.
     """
     try:
         picture = open_picture(data)

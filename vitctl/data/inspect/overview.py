@@ -152,15 +152,13 @@ class Stats:
     Args:
         images_per_class: in label order; an image of several classes counts in each.
         num_sampled: images measured for the fields below, spread evenly over the split.
-        num_unreadable: images that cannot be decoded; they count in formats and bytes alone.
+        num_unreadable: images that cannot be decoded; they count in formats and bytes only.
         num_turned: images rotated by their Exif orientation; sizes are upright.
         formats: images of each format, by their first bytes.
-        mean_bytes: of an image's file.
         widths, heights: quantiles, in pixels.
         aspects: quantiles of width / height.
         mean: of red, green and blue, 0 to 1; every image counts equally, whatever its size.
         std: of the pixels around it.
-        notes: on images that look the same, see `pixel_notes`.
     """
 
     num_images: int

@@ -127,13 +127,8 @@ class SharedMemory:
     """Shared memory behind a descriptor, which is passed to other processes by pickling.
 
     Torch shares a tensor by creating a file in /dev/shm and unlinking it at once; a process that is killed in
-    between leaks the file. This memory never has a name.
-
-    One more byte tells the process that allocated it whether the receiver has dropped its tensor.
-
-    Args:
-        descriptor: of the memory; closed with this object.
-        size: in bytes.
+    between leaks the file. This memory never has a name. The descriptor is closed with this object. One more
+    byte tells the process that allocated it whether the receiver has dropped its tensor.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -217,13 +212,8 @@ class Prefetcher:
 
     It covers the next window, and the next AHEAD_SECONDS at the measured rate as far as they fit into the
     cache. The loader processes of a node share this work: each takes the next shard that no other is
-    fetching.
-
-    Args:
-        source: to read from; it is shared between threads.
-        order: its `window_size` is the least distance.
-        slots: with lanes, the slots of the global batch that this process serves; None: all slots read the
-            same window.
+    fetching. `slots` are, with lanes, those of the global batch that this process serves; None: all slots
+    read the same window.
     """
 
     def __init__(self, source: Source, order: SampleOrder, slots: range | None = None) -> None:

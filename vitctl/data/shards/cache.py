@@ -21,10 +21,7 @@ class ShardCache:
     Files are named by the SHA-256 of their content. A file is written to a temporary file, verified and
     renamed, so that a file with its final name is complete. A lock for each shard keeps two processes from
     fetching it twice; the kernel releases it when its holder dies. An open file stays readable after its
-    eviction.
-
-    Args:
-        max_bytes: limit on the total size of all shards.
+    eviction. `max_bytes` limits the total size of all shards.
     """
 
     folder: Path

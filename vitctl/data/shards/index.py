@@ -87,7 +87,7 @@ class _Table(BaseModel, extra="forbid"):
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """How many images of a split have no label, and how many have a label outside the classes.
+    """Counts of a split's images without a label, and with a label outside the classes.
 
     With these counts a run that needs labels starts without reading all of them.
     """
@@ -185,7 +185,7 @@ class Index:
 
     @cached_property
     def is_remote(self) -> bool:
-        """Whether any shard is remote."""
+        """Return whether any shard is remote."""
         return bool(self.base) or any(shard.url for shard in self.shards)
 
 
@@ -193,11 +193,7 @@ def read_index(folder: Path, base: str = "") -> Index:
     """Open a split, and check that its index is valid and every local shard exists with its full size.
 
     Tables of up to 64 MiB are verified against their digests; larger ones during the run (see
-    verification.py).
-
-    Args:
-        folder: holds the index.
-        base: address of the folder of the shards; empty if they are in the folder of the index.
+    verification.py). `base` is the address of the shards if they are not in `folder`.
 
     Raises:
         DataError: one line with the first five problems, and the number of others.
@@ -254,8 +250,7 @@ def find_splits(folder: Path) -> dict[str, Path]:
 def table_limits(text: bytes) -> dict[str, int]:
     """Return the names of an index's files other than `index.json`, with an upper limit on each size.
 
-    Args:
-        text: content of `index.json`. If it is invalid, opening the index will report the problem.
+    If `text`, the content of `index.json`, is invalid, opening the index will report the problem.
     """
     try:
         fields = parse_json(text, INDEX_FILE, error=DataError)

@@ -126,8 +126,7 @@ class _Job:
     def scan(self, number: int, done: Done) -> tuple[Shard, int, Path]:
         """Scan a shard, unless it is unchanged since an earlier scan.
 
-        Returns:
-            its entry in the index, the width of its labels, and the file that holds the scan.
+        Returns its entry in the index, the width of its labels, and the file that holds the scan.
         """
         place, first = self.places[number], Span(self.places[number], 0, 1)
         if url := place if is_remote(place) else "":
