@@ -131,8 +131,7 @@ class Place:
     Args:
         arrivals: collective operations entered so far; all processes enter them in the same order.
         images_since: `time.monotonic()` when it began to wait for images; None while it does not.
-        told: what a request of this process waits for, for a thread that reports it; None: there is no
-            thread.
+        told: what a request waits for, for a thread that reports it; None without such a thread.
     """
 
     arrivals: int = 0

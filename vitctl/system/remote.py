@@ -88,10 +88,8 @@ class Span:
 
     Args:
         start, stop: first byte, and end (excluded); None: to the end of the file.
-        file: destination, written from byte `at` on.
-        at: see `file`.
-        done: bytes of the range that are already written, from the version `etag`.
-        etag: see `done`.
+        file, at: destination, and the byte at which the range begins in it.
+        done, etag: bytes of the range that are already written, and their version.
         heard: called at the start of every response.
         progress: called with (end of the bytes done, end of the range or size of the file, 0 if unknown).
     """
