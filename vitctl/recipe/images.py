@@ -134,7 +134,7 @@ class Place(Section):
 
     @property
     def turns_upright(self) -> bool:
-        """Whether photos are rotated by their EXIF orientation."""
+        """Return whether photos are rotated by their EXIF orientation."""
         return self.exif_orientation == "apply" or (self.exif_orientation == "auto" and self._is_own)
 
     @property

@@ -152,7 +152,7 @@ class Comparison:
 
     @property
     def flagged(self) -> bool:
-        """Whether the run should be inspected: two points of any metric are outside, or the only one."""
+        """Return whether to inspect the run: two points of any metric are outside, or the only one."""
         return len(self.outside) >= self.strikes
 
     def logs(self, step: int) -> bool:

@@ -166,7 +166,7 @@ class ShardedMachine(TrainMachine):
 
     @property
     def divides_model(self) -> bool:
-        """Whether no process has all weights."""
+        """Return whether no process has all weights."""
         return self.sharding != "none"
 
     def shards(self, processes: int) -> int:
@@ -620,7 +620,7 @@ class TrainRecipe(SeededRecipe):
 
     @property
     def needs_labels(self) -> bool:
-        """Whether the training uses labels: masked patch prediction does not. Paper: Section 4.6"""
+        """Return whether the training uses labels: masked patch prediction does not. Paper: Section 4.6"""
         return self.loss.name != "masked_patch"
 
 

@@ -20,7 +20,7 @@ class Synonym(NamedTuple):
 
     @property
     def keeps_value(self) -> bool:
-        """Whether a typed value can be used unchanged."""
+        """Return whether a typed value can be used unchanged."""
         return self.same or not self.note
 
     @property
