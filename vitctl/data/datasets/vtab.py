@@ -126,7 +126,10 @@ SUITES: dict[str, tuple[VtabTask, ...]] = {"vtab": VTAB, "mini": MINI}
 
 
 def in_vtab1k(split: str, data_set: str) -> str:
-    """Translate a task's split expression to train800, val200 and test; raises DataError if impossible."""
+    """Translate a task's split expression for a copy with the splits train800, val200 and test.
+
+    Raises DataError if the copy does not have these images.
+    """
     for task in VTAB:
         known = {task.train: "train800+val200", "train800+val200": "train800+val200"}
         for name, expression in task.splits.items():

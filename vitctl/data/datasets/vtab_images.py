@@ -222,15 +222,11 @@ def _note_source(folder: Path) -> str:
 def export_task(
     task: VtabTask, root: Path, out: Path, progress: Progress = lambda _done, _total: None
 ) -> Path:
-    """Write a task atomically in the community's layout, which other adapter trainers read.
+    """Write a task atomically in the community's layout, which adapter trainers read.
 
     Images keep their bytes and their format. `train800val200.txt` names the files of the other two lists, so
     no image is stored twice. The original names are in `keys/`, so that `vitctl data check` can verify a
-    copy.
-
-    Args:
-        out: gets a folder with the community's name for the task.
-        progress: called with (images done, images in total) of each split.
+    copy. `progress` is called with (images done, images in total) of each split.
     """
     folder = out / task.community
     if folder.exists():

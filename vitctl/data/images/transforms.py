@@ -1,4 +1,4 @@
-"""Transforms from an image to the square input of a model; the caller's generator makes random choices."""
+"""Transforms from an image to a model's square input, with random choices from a given generator."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -173,7 +173,7 @@ def _check_task(index: Index, task: _Task, decodes: bool, done: Done) -> _Checke
 
 @contextmanager
 def _opened_shard(index: Index, number: int, *, fetch: bool) -> Iterator[Index]:
-    """Open the index of one shard of a split. With `fetch` a remote shard is copied here, temporarily."""
+    """Open the index of one shard of a split; `fetch` copies a remote shard here, temporarily."""
     shard = index.shards[number]
     begin = sum(other.num_samples for other in index.shards[:number])
     rows = slice(begin, begin + shard.num_samples)

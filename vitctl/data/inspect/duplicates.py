@@ -258,7 +258,7 @@ def find_matches(own: ImageHashes, others: ImageHashes, *, max_bits: int) -> lis
 
 
 def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find all pairs of 64-bit words, uint64 `[n]` and `[m]`, with a Hamming distance of at most 0 to 15.
+    """Find pairs of words, uint64 `[n]` and `[m]`, with a Hamming distance of at most `max_bits`, 0 to 15.
 
     Words are split into four chunks of 16 bits. If at most `max_bits` bits differ, at least one chunk differs
     in at most a quarter of them; so only words with a similar chunk are compared.

@@ -59,7 +59,7 @@ class _Header(tarfile.TarInfo):
         return header
 
     def _proc_pax(self, archive: "BoundedTar") -> tarfile.TarInfo:
-        """Check pax records before tarfile parses them, in quadratic time if they are malformed."""
+        """Check pax records before tarfile does, whose search takes quadratic time on malformed ones."""
         begin = archive.fileobj.tell()
         _check_records(archive.fileobj.read(self.size))
         archive.fileobj.seek(begin)

@@ -276,7 +276,7 @@ def _text(value: str | bytes) -> str:
 
 
 def unpickle(path: Path) -> dict[str, Any]:
-    """Read a dictionary of numbers, texts, lists and byte arrays, which become `Bytes`, without running code.
+    """Read a dictionary of numbers, texts, lists and byte arrays (as `Bytes`), without running code.
 
     Raises DataError if the file is damaged or holds anything else.
     """
@@ -327,7 +327,7 @@ _STAND_INS = {
 
 class _PlainData(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in for one of the five names that the files need; refuse every other name."""
+        """Return the stand-in for one of the four names that the files need; refuse every other name."""
         if f"{module}.{name}" not in _STAND_INS:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return _STAND_INS[f"{module}.{name}"]

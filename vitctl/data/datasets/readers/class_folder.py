@@ -50,7 +50,7 @@ def read_class_folder(folder: Path) -> dict[str, Originals]:
 
 
 def read_class_tar(path: Path) -> dict[str, Originals]:
-    """Read the same layout inside a plain tar file, which stays packed; a class may be an inner tar file."""
+    """Read the layout of `read_class_folder` in a plain tar, which stays packed; a class may be a tar."""
     packed = read_archive(path)
     items, left_out = list[Item](), [*packed.left_out]
     for name, offset, size in packed.files:

@@ -324,7 +324,7 @@ _MAX_REAL_BYTES = 16 * 2**20
 
 
 def read_real(path: Path) -> list[list[int]]:
-    """Read the label sets of validation images 1 to 50,000 from real.json; 3,163 are empty, unscored."""
+    """Read the label sets of validation images 1 to 50,000; 3,163 of them are empty and not scored."""
     if not path.is_file():
         raise DataError(
             path,

@@ -185,9 +185,9 @@ def read_sun397(root: Path) -> dict[str, Originals]:
 
 
 def sun397_split(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Split all paths of SUN397, as `/a/abbey/sun_xxx.jpg`, as TensorFlow Datasets does; sorted.
+    """Return the sorted paths of each split of SUN397, as in TensorFlow Datasets, given all its paths.
 
-    Raises DataError if they are not the images of SUN397.
+    Raises DataError if these are not the images of SUN397.
     """
     ordered = sorted(path for path in paths if path != _SUN397_LEFT_OUT)
     digest = hashlib.sha256("".join(f"{path}\n" for path in ordered).encode()).hexdigest()

@@ -146,7 +146,7 @@ def columns_of(path: Path, columns: Sequence[str]) -> list[str]:
 
 
 def _found(path: Path, rows: Sequence[Row]) -> Sequence[Row]:
-    """Return the rows with the actual paths of their files, which may omit an image folder or the extension.
+    """Return the rows with actual file paths: a table may omit its image folder and the extension.
 
     Splits are the top folders, if the table has none.
     """
