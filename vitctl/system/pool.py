@@ -56,7 +56,7 @@ def run_tasks(
         return [work(task, done) for task in range(num_tasks)]
     results: dict[int, Result] = {}
     with _started_workers(work, num_tasks, min(workers, num_tasks)) as readers:
-        done(0)  # a progress bar may start a thread, only after the fork
+        done(0)  # a progress bar may start a thread, which must follow the fork
         for task, message in _messages(readers):
             if task == _USER_ERROR:
                 raise DataError(message)

@@ -168,7 +168,7 @@ def max_open_shards(limit: int) -> int:
 
 
 def ensure_descriptors(num_workers: int) -> None:
-    """Raise the soft limit on descriptors, which workers pass batches as; LaunchError if it is too low."""
+    """Raise the soft limit on descriptors if workers need it, or LaunchError if the hard limit is too low."""
     if not num_workers or sys.platform != "linux":
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

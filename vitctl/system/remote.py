@@ -476,7 +476,7 @@ async def _check_redirect(_session: Any, context: Any, given: Any) -> None:
 
 @asynccontextmanager
 async def _from_web(session: Any, span: Span) -> AsyncIterator[Response]:
-    """Fetch like `_from_fsspec`, over https."""
+    """Fetch like `_from_fsspec`, with aiohttp."""
     from yarl import URL
 
     url = _hub_url(span.url) if span.url.startswith("hf://") else span.url
