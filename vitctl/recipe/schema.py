@@ -845,7 +845,7 @@ class Vtab(TransferRecipe):
 
 
 def rates_of(recipe: Finetune | Vtab, stored: Config) -> dict[str, float]:
-    """Return dropout and drop_path of a fine-tuning run, with stored rates, and rotary_rescale if on."""
+    """Return a fine-tuning run's dropout and drop_path, with stored values, and rotary_rescale if on."""
     wanted = {"dropout": recipe.dropout, "drop_path": recipe.drop_path}
     rates = {
         name: float(getattr(stored, name, 0.0) if rate == "as_stored" else rate)
