@@ -71,11 +71,7 @@ def known_size(dataset: str, split: str) -> tuple[int, int] | None:
 
 
 def read_originals(name: str, root: Path, *, allow_partial: bool = False) -> dict[str, Originals]:
-    """Open the original files of a known data set, to be written by `write_originals`.
-
-    Args:
-        allow_partial: accept splits that lack some of their images.
-    """
+    """Open the original files of a known data set; `allow_partial` accepts splits that lack images."""
     row = find_data_set(name)
     with parsing(f"{root}: {row.name}", DataError):
         splits = row.open(root)

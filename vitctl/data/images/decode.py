@@ -347,10 +347,7 @@ def _check_samples(image: Image.Image, tags: Mapping[int, Any]) -> None:
 
 
 def _drawn_in_alpha(image: Image.Image, colour: tuple[int, int, int]) -> np.ndarray:
-    """Return an image of one colour as its transparency shows it on white; on black if the colour is light.
-
-    Where the colours show anything, transparency is dropped, as in Pillow and torchvision.
-    """
+    """Return an image of one colour as its transparency shows it on white; on black if it is light."""
     alpha = (image if image.mode in ("LA", "RGBA") else image.convert("RGBA")).getchannel("A")
     low, high = alpha.getextrema()
     page = Image.new("RGB", image.size, colour if low == high else "white" if sum(colour) < 384 else "black")

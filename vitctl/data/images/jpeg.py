@@ -167,10 +167,7 @@ def cut_out(
 
 
 def restart_interval(width: int, unit: int) -> int:
-    """Return the MCUs between restart markers that let `cut_out` skip columns: four or more, dividing a row.
-
-    `unit` is the width of an MCU, in pixels like `width`. Falls back to a full row.
-    """
+    """Return MCUs between restart markers with which `cut_out` skips columns too: at least four per part."""
     units = -(-width // unit)
     return next((size for size in range(_MIN_INTERVAL, units) if units % size == 0), units)
 

@@ -299,10 +299,7 @@ def _check_split_folder(folder: Path, problems: list[str], notes: list[str]) -> 
 
 
 def missing_images(name: str, indexes: Mapping[str, Index]) -> tuple[list[str], list[str]]:
-    """Return problems and notes on missing splits and images of a known data set, by the catalog's sizes.
-
-    Notes are on splits whose index says that they are partial.
-    """
+    """Return problems and notes on missing splits and images of a known data set, by the catalog's sizes."""
     row = find_data_set(name)
     sizes = row.sizes if "train800" not in indexes else {"train800": 800, "val200": 200}
     problems = [f"{row.name}: split '{split}' is missing" for split in sizes if split not in indexes]

@@ -194,10 +194,7 @@ class _Measured(NamedTuple):
 def measure(
     source: Source, *, num_images: int = 1000, workers: int = 0, done: Done = lambda _: None
 ) -> Stats:
-    """Count the labels of a split, and decode `num_images` of it, spread evenly; 0 for all.
-
-    `done` is called with the number of images decoded since the last call.
-    """
+    """Count the labels of a split, and decode `num_images` of it, spread evenly; 0 for all."""
     chosen = np.unique(
         np.linspace(0, len(source) - 1, min(num_images or len(source), len(source))).round().astype(np.int64)
     ).tolist()

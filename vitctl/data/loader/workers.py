@@ -141,10 +141,7 @@ class SharedMemory:
         return memory
 
     def tensor(self, *, at_once: bool = False) -> Tensor:
-        """Map the memory and the byte after it as uint8 `[size + 1]`, as long as the tensor exists.
-
-        `at_once` maps all pages now, which is faster if all of them will be written.
-        """
+        """Map the memory and the byte after it as uint8 `[size + 1]`, as long as the tensor exists."""
         flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if at_once else 0)
         pages = _Pages(self.descriptor, self.size + 1, flags)
         pages.process = os.getpid()

@@ -87,10 +87,7 @@ class _Table(BaseModel, extra="forbid"):
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """Counts of a split's images without a label, and with a label outside the classes.
-
-    With these counts a run that needs labels starts without reading all of them.
-    """
+    """Counts of a split's images without a label, and with a label outside the classes."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
     missing: _Count

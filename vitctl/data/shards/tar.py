@@ -89,11 +89,7 @@ class BoundedTar(tarfile.TarFile):
     members: list[Any]
 
     def next(self) -> tarfile.TarInfo | None:
-        """Return the next member, None at the end.
-
-        Raises:
-            tarfile.ReadError: a header is damaged, exceeds a limit, or points back to an earlier byte.
-        """
+        """Return the next member, None at the end. Raises tarfile.ReadError for damaged or huge headers."""
         if self.firstmember is not None:
             return super().next()
         before = self.offset

@@ -230,10 +230,7 @@ def _listed(text: str) -> Iterable[str]:
 
 
 def _expand_braces(text: str) -> Iterable[str]:
-    """Expand with the package braceexpand, as webdataset does.
-
-    Patterns that it would not expand, and too many names, are refused.
-    """
+    """Expand with the package braceexpand, as webdataset does."""
     choices = _BRACES.findall(text)
     for choice in choices:
         span = _RANGE.fullmatch(choice)
@@ -340,10 +337,7 @@ def _check_one_split(folder: Path, paths: Sequence[Path]) -> None:
 
 
 def _index_once(folder: Path, paths: Sequence[Path]) -> None:
-    """Write the index under a lock, so that one process does it and others wait.
-
-    Without lock support, each process writes the same file.
-    """
+    """Write the index under a lock, so that one process does it and others wait."""
     try:
         with open_lock(folder / _LOCK) as lock:
             lock_alone(lock.fileno(), folder, error=DataError, seconds=math.inf)

@@ -151,12 +151,7 @@ def plan_shards(
     max_samples: int,
     about: Sequence[object],
 ) -> ShardPlan:
-    """Shuffle a split, and close each shard before it grows too large.
-
-    Args:
-        sizes: int64 `[n]`, bytes of each image.
-        max_bytes: of a shard; a larger item gets its own.
-    """
+    """Shuffle a split, and close each shard before it grows too large."""
     _, order = Order(len(items), seed).at(np.arange(len(items)))
     label_bytes = np.array([len(label_text(item.label)[1]) for item in items], np.int64)
     ends = np.cumsum((_tar_bytes(sizes) + _tar_bytes(label_bytes))[order])

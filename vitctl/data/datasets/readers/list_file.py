@@ -361,8 +361,8 @@ def treat_jpeg(data: bytes) -> bytes:
 def treat_eye(image: np.ndarray) -> np.ndarray:
     """Scale the eye to a radius of 300 pixels, subtract the local mean colour, and crop to a 270-pixel disc.
 
-    uint8 `[H, W, 3]` becomes at most `[540, 540, 3]`, 128 outside the disc. Within 4 levels of OpenCV's
-    arithmetic.
+    uint8 `[H, W, 3]` becomes at most `[540, 540, 3]`, 128 outside the disc, within 4 levels of OpenCV's
+    result.
     """
     scaled = _resize_eye(image, EYE_RADIUS / eye_radius(image))
     sharpened = _subtract_local_mean(scaled)

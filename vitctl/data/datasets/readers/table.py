@@ -146,10 +146,7 @@ def columns_of(path: Path, columns: Sequence[str]) -> list[str]:
 
 
 def _found(path: Path, rows: Sequence[Row]) -> Sequence[Row]:
-    """Return the rows with actual file paths: a table may omit its image folder and the extension.
-
-    Splits are the top folders, if the table has none.
-    """
+    """Return the rows with actual file paths: a table may omit its image folder and the extension."""
     known = (path.stem.lower(), *FOLDERS)
     beside = [one.name for one in sorted(path.parent.glob("*/")) if one.name.lower() in known]
     ways = list(product(("", *beside), _SUFFIXES))
