@@ -110,9 +110,7 @@ def with_query(text: str) -> str:
 def check(address: str, error: type[VitctlError], schemes: tuple[str, ...] = ()) -> str:
     """Return the text of an address that may be requested: https, http from this machine, or `schemes`.
 
-    Raises:
-        error: another scheme, a command, a user name, or a path that leaves its folder. The message holds no
-            secret.
+    Raises `error`, whose message holds no secret, also for a user name or a path that leaves its folder.
     """
     (given,) = without_queries(address, error=error)
     text, _ = split(given, error)

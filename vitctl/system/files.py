@@ -251,11 +251,7 @@ def file_state(path: Path | str) -> tuple[int, ...]:
 
 
 def open_regular(path: Path, *, error: type[VitctlError]) -> io.BufferedReader:
-    """Open a regular file for reading.
-
-    Raises:
-        error: it is missing or not readable, or is a folder, a FIFO, a device or a socket; one line.
-    """
+    """Open a regular file for reading; raises `error` if it is missing, unreadable, or of another type."""
     try:
         descriptor = os.open(path, _READ)
     except OSError as problem:
@@ -268,11 +264,7 @@ def open_regular(path: Path, *, error: type[VitctlError]) -> io.BufferedReader:
 
 
 def read_bytes(path: Path, max_bytes: int, *, error: type[VitctlError]) -> bytes:
-    """Return the content of a file of at most `max_bytes`.
-
-    Raises:
-        error: as `open_regular`; or the file is larger, or cannot be read to its end.
-    """
+    """Return the content of a file of at most `max_bytes`. Raises `error` as `open_regular`, or if larger."""
     with open_regular(path, error=error) as file:
         try:
             content = file.read(max_bytes + 1)
@@ -284,11 +276,7 @@ def read_bytes(path: Path, max_bytes: int, *, error: type[VitctlError]) -> bytes
 
 
 def read_json(path: Path, max_bytes: int, *, error: type[VitctlError]) -> Any:
-    """Return the value in a JSON file.
-
-    Raises:
-        error: as `read_bytes`; or it is not JSON in UTF-8, is nested too deeply, or holds NaN or an infinity.
-    """
+    """Return a JSON file's value. Raises `error` as `read_bytes`, or for invalid JSON, NaN or infinity."""
     return parse_json(read_bytes(path, max_bytes, error=error), path, error=error)
 
 

@@ -264,10 +264,7 @@ async def _slot(spans: Sequence[Span]) -> AsyncIterator[None]:
 
 
 def _free_slot() -> int | None:
-    """Return the descriptor of a free connection; None if all are used, -1 if they cannot be counted.
-
-    The kernel releases it when its holder dies.
-    """
+    """Return the descriptor of a free connection; None if all are used, -1 if they cannot be counted."""
     folder = cache_folder() / "connections"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -330,10 +327,7 @@ def _too_large(url: str, max_bytes: int) -> DataError:
 
 
 def _begin(span: Span, whole: int | None, first: int) -> int | None:
-    """Check that a response continues a range, and return where the range ends; None if unknown.
-
-    `whole` is the size of the file, None if unknown; `first` the number of the response's first byte.
-    """
+    """Check that a response continues a range, and return where the range ends; None if unknown."""
     known, span.num_bytes = span.num_bytes, whole
     span.heard()
     if first != span.start + span.done:

@@ -56,10 +56,7 @@ def stay_silent() -> None:
 
 
 class TolerantStream:
-    """A text stream whose writes never fail: refused text is dropped, and the first error is recorded.
-
-    Attributes other than those below are the wrapped stream's.
-    """
+    """A text stream whose writes never fail: refused text is dropped, and the first error is recorded."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
