@@ -657,8 +657,7 @@ class Pretrain(TrainRecipe):
     def network(self, num_classes: int) -> Config:
         """Return the network of [model] for n classes; masked patch prediction sets its outputs by target.
 
-        Raises:
-            RecipeError: the named model's family lacks a field that is set.
+        Raises RecipeError if the named model's family lacks a field that is set.
         """
         name, data = self.model.name, self.data
         fields = self.model.model_dump(exclude={"name", "pre_logits"}, exclude_none=True)
@@ -862,8 +861,7 @@ def lora_of(recipe: Recipe) -> LoRA:
 def frozen_places(recipe: Pretrain | Finetune | Vtab, config: Config) -> int:
     """Return the last `place` of a network that the recipe freezes; -1: none.
 
-    Raises:
-        RecipeError: the network has no such part, or no layers to decay the learning rate over.
+    Raises RecipeError if the network has no such part, or no layers to decay the learning rate over.
     """
     of_transformer = isinstance(config, ViTConfig)
     if not isinstance(recipe, Pretrain) and recipe.optimizer.layer_decay != 1 and not of_transformer:

@@ -31,9 +31,7 @@ class SweepCell:
 class Sweep:
     """A sweep: every recipe with every cell of `cells` and every combination of `axes`.
 
-    Args:
-        cells: single combinations outside the grid; each sets its own keys.
-        axes: dotted key -> values.
+    `cells` are single combinations outside the grid, `axes` maps dotted keys to values.
     """
 
     name: str

@@ -34,11 +34,7 @@ _COMMANDS = {
 
 
 def to_toml(loaded: Loaded, *, origins: bool = True, defaults: bool = True) -> str:
-    """Return the complete recipe as TOML that `load_recipe` reads back to an equal recipe.
-
-    Args:
-        defaults: also write values that no file and no flag set.
-    """
+    """Return the complete recipe as TOML that `load_recipe` reads back to an equal recipe."""
     lines = [f"# {one_line(loaded.name)}, resolved; the origin of each value follows it"] if origins else []
     _table(loaded.recipe, "", loaded, origins, lines, defaults)
     return "\n".join(lines) + "\n"
