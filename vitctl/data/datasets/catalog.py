@@ -183,7 +183,6 @@ def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
 
 
 def no_data() -> DataError:
-    """Return the error for a recipe without data."""
     return DataError(
         "no data was given", fix="use --data FOLDER (shards made by `vitctl data shards`) or --dataset NAME"
     )
@@ -202,7 +201,6 @@ def missing_shards(row: DataSet, root: str, split: str) -> str:
 
 
 def originals_of(row: DataSet, root: Path) -> Path:
-    """Return the folder of a set's original files."""
     return root / "originals" / (row.family or row.name)
 
 

@@ -28,12 +28,10 @@ class VtabTask:
 
     @property
     def splits(self) -> dict[str, str]:
-        """The split expressions by the names in a VTAB-1k copy."""
         return {"train800": self.train800, "val200": self.val200, "test": self.test}
 
     @property
     def train(self) -> str:
-        """All 1,000 images, for the final runs."""
         return f"{self.train800}+{self.val200}"
 
 

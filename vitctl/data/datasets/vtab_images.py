@@ -106,7 +106,6 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
 
 
 def num_test(task: VtabTask) -> int:
-    """Return the number of images in the complete test split of a task."""
     known = known_size(task.data_set, task.test)
     assert known is not None, task.name
     return known[0]
@@ -124,7 +123,6 @@ def _written(task: VtabTask, root: Path, scratch: Path) -> dict[str, Path]:
 
 
 def _check(task: VtabTask, sources: Mapping[str, Source], root: Path, allow_partial: bool) -> None:
-    """Check classes, labels and numbers of images."""
     classes = {source.class_names for source in sources.values()}
     counts = {len(names) for names in classes}
     if counts != {task.num_classes} or len(classes) > 1:

@@ -60,7 +60,6 @@ class BadSample(DataError):  # noqa: N818 - it names the sample, not the failure
 
     @property
     def reason(self) -> str:
-        """The category to count by."""
         return self.where or self.what
 
 
@@ -103,7 +102,6 @@ class Picture:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that this object holds now."""
         return len(self._stored.data) if isinstance(self._stored, Jpeg) else self._stored.nbytes
 
     @property

@@ -167,7 +167,7 @@ def cut_out(
 
 
 def restart_interval(width: int, unit: int) -> int:
-    """Return MCUs between restart markers with which `cut_out` skips columns too: at least four per part."""
+    """Return the MCUs between restart markers: the least divisor of a row from four on, else a row."""
     units = -(-width // unit)
     return next((size for size in range(_MIN_INTERVAL, units) if units % size == 0), units)
 

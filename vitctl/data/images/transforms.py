@@ -254,7 +254,7 @@ class EvalTransform:
 
 
 def fill_colour(mean: Sequence[float]) -> Colour:
-    """Return the colour outside a letterboxed image: the weights' mean, 0 to 1, which normalises to 0."""
+    """Return the colour outside a letterboxed image: the weights' mean, 0 to 1, so about 0 if normalised."""
     red, green, blue = (min(max(round(255 * value), 0), 255) for value in mean)
     return red, green, blue
 

@@ -75,17 +75,14 @@ class Found:
     own_name: str
 
     def labels(self, match: Match) -> tuple[str, str]:
-        """Return the class names of both images, see `label_text`."""
         return label_text(self.own, match.sample), label_text(self.source, match.other)
 
     def has_other_label(self, match: Match) -> bool:
-        """Return whether both images have labels, and these differ."""
         own, other = self.labels(match)
         return bool(own and other) and own != other
 
     @property
     def num_exact(self) -> int:
-        """Matches that are the same file, byte for byte."""
         return sum(match.is_exact for match in self.matches)
 
 

@@ -90,7 +90,6 @@ def show_augmented(
 
 
 def cell(source: Source, sample: int) -> Cell:
-    """Decode an image of a source, with its class and its size."""
     labels = np.atleast_1d(source.labels(np.array([sample]))[0])
     names = [source.class_names[label] for label in labels.tolist() if label >= 0]
     caption = ", ".join(names) or "no label"
@@ -102,7 +101,7 @@ def cell(source: Source, sample: int) -> Cell:
 
 
 def choose(num_samples: int, num_images: int, seed: int) -> list[int]:
-    """Choose samples at random, in ascending order; the same for the same seed."""
+    """Choose samples at random, in ascending order, by seed."""
     rng = np.random.default_rng(seed)
     return sorted(rng.choice(num_samples, min(num_images, num_samples), replace=False).tolist())
 
@@ -181,8 +180,7 @@ class Stats:
 class _Measured(NamedTuple):
     """Measurements of one image.
 
-    `numbers` are height, width, whether it was turned, mean and mean square of red, green and blue; None if
-    it cannot be decoded. `digest` is that of the pixels.
+    `numbers`: height, width, whether turned, mean and mean square of red, green and blue; None if unreadable.
     """
 
     format: str

@@ -28,7 +28,6 @@ class ShardCache:
     max_bytes: int
 
     def path(self, sha256: str) -> Path:
-        """Return the path at which a file with this digest is cached."""
         return self.folder / f"{sha256}.tar"
 
     def holds(self, sha256: str) -> bool:

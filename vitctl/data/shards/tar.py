@@ -230,8 +230,6 @@ class ShardWriter:
 
 
 class _Hashing:
-    """A stream that counts and hashes the bytes written."""
-
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.digest, self.num_bytes = file, hashlib.sha256(), 0
 
@@ -272,8 +270,6 @@ _MAX_LABELS = 256
 
 @dataclass
 class _Sample:
-    """The members of one sample, collected while the shard is read."""
-
     key: str
     image: tarfile.TarInfo | None = None
     label: int | None = None

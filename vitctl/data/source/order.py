@@ -395,7 +395,6 @@ def binary_tree(nodes: Sequence[Tree]) -> Tree:
 
 
 def leaves(tree: Tree) -> range:
-    """Return the numbers of a tree's leaves."""
     if isinstance(tree, int):
         return range(tree, tree + 1)
     return range(leaves(tree[0]).start, leaves(tree[1]).stop)
@@ -437,7 +436,6 @@ class Lanes:
             )
 
     def lane(self, number: int) -> range:
-        """Return the slots of a lane."""
         return share(self.batch_size, self.num_lanes, number)
 
     @cached_property
@@ -473,7 +471,6 @@ class Lanes:
 
     @property
     def largest_leaf(self) -> int:
-        """Images of the largest leaf."""
         return max(len(part.slots) for lane in self.leaves for part in lane)
 
     def owned(self, rank: int, num_processes: int) -> range:
@@ -495,7 +492,6 @@ class Lanes:
         return range(firsts[lanes.start], firsts[lanes.stop])
 
     def parts(self, rank: int, num_processes: int) -> tuple[Part, ...]:
-        """Return the leaves that a process computes, in order."""
         own = self.owned(rank, num_processes)
         return tuple(part for lane in self.leaves for part in lane)[own.start : own.stop]
 

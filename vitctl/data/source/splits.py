@@ -404,7 +404,6 @@ def open_shards(folder: Path) -> Source:
 
 
 def without_excluded(source: ShardSource) -> Source:
-    """Return a split without the images listed in its `excluded.json`."""
     excluded = read_exclusion(source.index)
     if not len(excluded):
         return source

@@ -45,7 +45,6 @@ class Correction:
 
     @property
     def used(self) -> dict[str, Any]:
-        """The provenance."""
         ends = {"smallest": int(self.counts.argmin()), "largest": int(self.counts.argmax())}
         factor = "weight" if self.key == "loss.class_weights" else "draws_per_epoch"
         rows = {

@@ -44,11 +44,9 @@ class _File(NamedTuple):
     is_cached: bool = False
 
     def state(self) -> tuple[int, ...]:
-        """Return what changes with the content of the file; () if it is missing."""
         return file_state(self.path)[: 2 if self.is_cached else 3]
 
     def recorded_state(self, record: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the state of the file in a record."""
         return (record["inode"], record["mtime_ns"], *(() if self.is_cached else (record["ctime_ns"],)))
 
 
@@ -196,7 +194,6 @@ class Verification:
         return verified[-1] if verified else None
 
     def _records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records of this process and those in the folder."""
         yield from self._here
         for path in sorted(self._folder.glob("*.jsonl")):
             try:

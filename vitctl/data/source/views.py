@@ -208,7 +208,6 @@ def numbered_as(source: Source, class_names: Sequence[str]) -> Source:
 
 
 def no_class(name: str, known: Iterable[str]) -> DataError:
-    """Return the error for an unknown class name."""
     hint = did_you_mean(nearest(name, known)) or f"known: {', '.join(list(known)[:5])} ..."
     return DataError(f"there is no class {name!r}", fix=hint)
 
@@ -266,7 +265,6 @@ def _are_counted(source: Source, num_classes: int, all_needed: bool) -> bool:
 
 
 def unlabelled_samples(source: Source) -> np.ndarray:
-    """Return the numbers of the samples whose label is -1."""
     return np.flatnonzero(~has_label(source.labels()))
 
 
@@ -330,7 +328,6 @@ def stored(
 
 
 def is_remote(source: Source) -> bool:
-    """Return whether some images of a source are on a server."""
     return any(split.index.is_remote for split in split_sources(source))
 
 

@@ -140,7 +140,6 @@ class _Split(NamedTuple):
     digests: list[bytes]
 
     def notes(self) -> list[str]:
-        """Return lines about images that look the same."""
         items, prefix, names = self.originals.items, self.originals.prefix, self.originals.class_names
 
         def label(number: int) -> str:
@@ -242,9 +241,9 @@ def _is_bad(found: str) -> bool:
 def _sorted_out(
     split: _Split, drop: set[str], converted: list[str]
 ) -> tuple[Originals, list[LeftOut], list[LeftOut]]:
-    """Return the split to write, bad images, and images of dropped classes. Labels are renumbered.
+    """Return the split to write, bad images, and images of dropped classes; renumbers labels.
 
-    HEIC images are stored as JPEG, and their names are added to `converted`.
+    The names of HEIC images, which become JPEG, are added to `converted`.
     """
     originals = split.originals
     kept = [name for name in originals.class_names if name not in drop]

@@ -181,8 +181,6 @@ def _tar_bytes(sizes: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Job:
-    """Everything a process needs to write any shard of a plan."""
-
     items: Sequence[Item]
     sizes: np.ndarray
     held: dict[int, bytes]

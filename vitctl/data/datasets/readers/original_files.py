@@ -325,12 +325,10 @@ class Archive:
 
     @property
     def name(self) -> str:
-        """File name of the address."""
         return self.url.partition("?")[0].rpartition("/")[2]
 
 
 def is_unpacked(archive: Archive, folder: Path) -> bool:
-    """Return whether `unpack` finished."""
     return _marker(archive, folder).exists()
 
 
