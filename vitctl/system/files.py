@@ -219,7 +219,6 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Return the lines of a table as `write_csv` writes them."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:

@@ -80,7 +80,7 @@ def typed_command(otherwise: str) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """Return a table cell for spreadsheets: text that would be a formula there gets a leading quote."""
+    """Quote text that a spreadsheet would read as a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
@@ -131,7 +131,6 @@ def _is_one_edit(one: str, other: str) -> bool:
 
 
 def did_you_mean(words: Iterable[str]) -> str:
-    """Return the question "did you mean ...?" for suggested words; "" for none."""
     text = " or ".join(words)
     return f"did you mean {text}?" if text else ""
 
