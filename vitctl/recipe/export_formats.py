@@ -148,7 +148,6 @@ GRAPHS = ", ".join(row.name for row in _ROWS if row.is_graph)
 
 
 def formats_in_words(rows: Iterable[ExportFormat] = _ROWS) -> str:
-    """Return the names of formats in a sentence, such as "onnx, pt2 or hf"."""
     *names, last = (row.name for row in rows)
     return f"{', '.join(names)} or {last}" if names else last
 

@@ -124,7 +124,6 @@ def bands(known: Known, total_steps: int) -> dict[str, list[Band]]:
 
 
 def _moved(point: Point, by: float) -> float:
-    """Return the value of a point, moved on the scale of its metric."""
     if point.metric != "accuracy":
         return point.value * math.exp(by)
     return 1 / (1 + (1 - point.value) / point.value * math.exp(-by))

@@ -237,14 +237,12 @@ def _line_numbers(text: str) -> dict[str, int]:
 
 
 def _line(lines: Mapping[str, int], key: str) -> int:
-    """Return the line of a key, or of the inline table that holds it."""
     while key not in lines and "." in key:
         key = key.rpartition(".")[0]
     return lines.get(key, 1)
 
 
 def leaves(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    """Return the values in nested tables, each with its path of keys."""
     found: list[tuple[tuple[str, ...], Any]] = []
     for key, value in table.items():
         found += leaves(value, (*path, key)) if isinstance(value, Mapping) else [((*path, key), value)]

@@ -64,7 +64,6 @@ def _table(values: Mapping[str, Any]) -> PaperTable:
 
 
 def _number(source: PaperTable | None, name: str, column: str) -> float | None:
-    """Return the number of another table; None if there is none."""
     if source is None or name not in source.rows:
         return None
     if column == AVERAGE:

@@ -854,7 +854,6 @@ def rates_of(recipe: Finetune | Vtab, stored: Config) -> dict[str, float]:
 
 
 def lora_of(recipe: Recipe) -> LoRA:
-    """Return [lora] of a recipe; rank 0 if it has none."""
     return recipe.lora if isinstance(recipe, Finetune) else LoRA()
 
 

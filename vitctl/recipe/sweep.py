@@ -164,7 +164,6 @@ def _axis(where: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _flat(table: Mapping[str, Any]) -> Setting:
-    """Return nested tables by dotted key."""
     return {".".join(path): value for path, value in leaves(table)}
 
 
@@ -179,6 +178,5 @@ def _words(keys: Iterable[str]) -> dict[str, str]:
 
 
 def _word(value: Any) -> str:
-    """Return a value as part of a folder name."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return re.sub(r"[^\w.+-]+", "-", text).strip("-.") or "none"
