@@ -183,7 +183,6 @@ def draw_rollout_sheet(pixels: Tensor, overlays: Tensor, heading: Heading) -> An
 
 
 def _panels(figure: Any, rows: int, columns: int, count: int) -> list[Any]:
-    """Return the first axes of a grid; the others are hidden."""
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel in axes[count:]:
         panel.set_visible(False)
@@ -213,7 +212,6 @@ def _color_bar(figure: Any, shown: Any, axes: Any, label: str, **place: float) -
 
 
 def _whole_ticks(count: int) -> list[int]:
-    """Return evenly spaced integers from 1 to `count`."""
     return list(range(1, count + 1, math.ceil(count / _MOST_TICKS)))
 
 
