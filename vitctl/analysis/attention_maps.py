@@ -1,20 +1,18 @@
-"""Attention layers of a network, their weights during a forward pass, mean attention distance and attention
-rollout.
+"""Attention layers, their weights during a forward pass, mean attention distance and attention rollout.
 
-The weights are recomputed from the input of each attention during the forward pass, so that the model, its
-kernel and its output stay the same.
+The weights are recomputed from the input of each attention during the forward pass, so the model, its kernel
+and its output stay the same.
 
-Mean attention distance is the receptive field of attention, as the size of a kernel is that of a convolution.
-Per head: for each patch that asks, the distance in pixels to every patch in the image, weighted by attention;
-then the mean over the patches that ask, and over images. A patch is 0 pixels away from itself. The class
-token has no place in the image: it neither asks nor is asked, and the weights over the patches are scaled to
-sum 1.
-Paper: Section 4.5, Figure 7 right; Appendix D.7, Figure 11
+Mean attention distance corresponds to a convolution's receptive field. Per head: the distance in pixels from
+each query patch to every patch in the image, weighted by attention; then the mean over query patches and
+images. A patch is 0 pixels away from itself. The class token has no position: it is neither query nor key,
+and the weights over the patches are rescaled to sum 1. Paper: Section 4.5, Figure 7 right; Appendix D.7,
+Figure 11
 
-Attention rollout is how much each patch contributes to the output over all layers. With A_l the weights of
+Attention rollout measures each patch's contribution to the output over all layers. With A_l the weights of
 layer l `[N, N]`, averaged over its heads, the rollout is A_L ... A_2 A_1. The paper describes this product.
-Abnar and Zuidema 2020, whom it cites, and the authors' code add the residual connection: each A_l becomes
-(A_l + I) / 2, which is A_l + I with its rows scaled to sum 1. Both are offered. Paper: Section 4.5, Figure 6;
+Abnar and Zuidema 2020, cited there, and the authors' code add the residual connection: each A_l becomes
+(A_l + I) / 2, which is A_l + I with rows normalised to sum 1. Both are offered. Paper: Section 4.5, Figure 6;
 Appendix D.8, Figure 14
 """
 
@@ -39,10 +37,10 @@ class AttentionLayer(NamedTuple):
     """One attention of a network.
 
     Args:
-        depth: which block of the network it belongs to, from 1.
+        depth: number of its block, from 1.
         grid: rows and columns of patches.
         prefix_tokens: tokens before the patches: 1 with a class token.
-        stride: pixels of the image between neighbours of the grid.
+        stride: image pixels between neighbours of the grid.
     """
 
     depth: int
@@ -55,9 +53,7 @@ Watch = Callable[[int, AttentionLayer, Tensor], None]
 
 
 def attention_layers(model: Model) -> list[tuple[AttentionLayer, Attention]]:
-    """Where each attention over all tokens is, and its module, in the order in which they run; none for a
-    ResNet or an axial network.
-    """
+    """Return each attention over all tokens, in execution order; none for a ResNet or an axial network."""
     if not isinstance(model, VisionTransformer):
         return []
     config, stride = model.config, pixels_per_patch(model.config)
@@ -70,15 +66,11 @@ def attention_layers(model: Model) -> list[tuple[AttentionLayer, Attention]]:
 
 @contextmanager
 def watch_attention(model: Model, seen: Watch) -> Iterator[None]:
-    """Call `seen(number of the layer, the layer, its weights)` in every forward pass inside the block.
+    """Call `seen(number of the layer, layer, weights)` in every forward pass inside the block.
 
-    The weights are those of each query over the keys, `[B, H, N, N]`, in float32 or wider, whatever autocast
-    says. They are not kept: with a `seen` that does not keep them either, one layer's weights are in memory
-    at a time.
-
-    Args:
-        model: of any family; its output and its gradients stay the same, bit by bit.
-        seen: called in the order in which the layers run.
+    The weights of each query over the keys, `[B, H, N, N]`, are float32 or wider, regardless of autocast.
+    Output and gradients of the model stay the same, bit by bit. Only one layer's weights are in memory at a
+    time, unless `seen` keeps them.
 
     Paper: Appendix A, equation 6
     """
@@ -94,10 +86,7 @@ def watch_attention(model: Model, seen: Watch) -> Iterator[None]:
 
 
 def pixels_per_patch(config: ViTConfig) -> int:
-    """Return the pixels between neighbouring patches.
-
-    For a hybrid, its backbone's stride times its patch size.
-    """
+    """Return the pixels between neighbouring patches; for a hybrid, backbone stride times patch size."""
     if not isinstance(config, HybridConfig):
         return config.patch_size
     halvings = max(0, len(config.stage_depths) - 1)
@@ -116,7 +105,7 @@ def _tell(
 
 
 def patch_distances(layer: AttentionLayer) -> Tensor:
-    """The distances between all places of the grid, in pixels: float64 `[N, N]`, N without prefix tokens."""
+    """Return the pixel distances between grid positions: float64 `[N, N]`, N without prefix tokens."""
     places = torch.cartesian_prod(*(torch.arange(side, dtype=torch.float64) for side in layer.grid))
     return layer.stride * torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
 
@@ -125,8 +114,7 @@ def attention_distance(weights: Tensor, layer: AttentionLayer) -> Tensor:
     """Return the mean attention distance of every image and head, in pixels.
 
     Args:
-        weights: as `watch_attention` gives them, each row of sum 1.
-        layer: whose weights they are.
+        weights: from `watch_attention`, rows of sum 1.
 
     Returns:
         float64 `[B, H]` on the CPU.
@@ -140,7 +128,7 @@ def attention_distance(weights: Tensor, layer: AttentionLayer) -> Tensor:
 
 
 def uniform_distance(layer: AttentionLayer) -> float:
-    """Return the mean attention distance of a head that attends to all patches alike, in pixels."""
+    """Return the mean attention distance of a head with uniform attention over the patches, in pixels."""
     return float(patch_distances(layer).mean())
 
 
@@ -149,11 +137,11 @@ def roll(rolled: Tensor | None, weights: Tensor, *, identity: bool) -> Tensor:
 
     Args:
         rolled: `[B, N, N]` of the layers before it; None for the first.
-        weights: of this layer, as `watch_attention` gives them.
-        identity: whether the residual connection counts.
+        weights: of this layer, from `watch_attention`.
+        identity: include the residual connection.
 
     Returns:
-        `[B, N, N]`: what each token of the output has of each token of the input; rows of sum 1.
+        `[B, N, N]`: share of each input token in each output token; rows of sum 1.
 
     Paper: Appendix D.8
     """
@@ -164,24 +152,21 @@ def roll(rolled: Tensor | None, weights: Tensor, *, identity: bool) -> Tensor:
 
 
 def patch_mask(rolled: Tensor, layer: AttentionLayer) -> Tensor:
-    """Return what the representation in front of the head has of each patch.
-
-    The representation is the class token, or without one the mean of all tokens.
+    """Return each patch's share in the representation before the head: the class token, or the mean token.
 
     Args:
         rolled: `[B, N, N]`, of all layers.
-        layer: any of the network's.
 
     Returns:
-        `[B, rows, columns]`; with a class token less than 1 in sum: the rest is what the class token had at
-        the start.
+        `[B, rows, columns]`. With a class token the sum is below 1: the rest is the initial class token's
+            share.
     """
     of_output = rolled[:, 0] if layer.prefix_tokens else rolled.mean(dim=1)  # [B, N]
     return torch.unflatten(of_output[:, layer.prefix_tokens :], 1, layer.grid)
 
 
 def overlay(images: Tensor, masks: Tensor, stride: int) -> Tensor:
-    """Return the images multiplied by their interpolated mask over its maximum: bright where it attends.
+    """Multiply the images by their interpolated masks over the mask maximum: bright where attended.
 
     Args:
         images: uint8 `[B, 3, S, S]`.

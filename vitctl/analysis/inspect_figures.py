@@ -1,7 +1,4 @@
-"""The pictures of an analysis, drawn from its numbers.
-
-Needs matplotlib; computes nothing but places and colours.
-"""
+"""The figures of an analysis, drawn from its numbers with matplotlib."""
 
 import math
 import textwrap
@@ -18,7 +15,7 @@ from vitctl.analysis.parameters import Components
 from vitctl.system.figures import BLUE, INK, PALE, Heading, headed_figure, label_text, plain_axes
 
 SIMILARITY_COLORS, MASK_COLORS = "viridis", "inferno"
-_CELL = 0.026  # inches of a patch in a map of similarities, at least
+_CELL = 0.026  # least size of a patch in a similarity map, inches
 _MOST_TICKS = 7
 _DASHES = (0, (4, 3))
 
@@ -27,11 +24,10 @@ class Panel(NamedTuple):
     """Similarities of positions in one network.
 
     Args:
-        title: above the panel.
-        similarities: `[N, N]` of the patches of `grid`; without a grid, of relative offsets; None where there
+        similarities: `[N, N]` of the patches of `grid`; without a grid, of relative offsets; None if there
             are none.
         grid: rows and columns.
-        remark: in place of similarities.
+        remark: shown in place of similarities.
     """
 
     title: str
@@ -57,7 +53,7 @@ def draw_filters(components: Components, heading: Heading) -> Any:
 
 
 def draw_position_similarity(panels: Sequence[Panel], heading: Heading) -> Any:
-    """Draw a small map for each patch: how similar its position is to every other, on one scale.
+    """Draw a small map for each patch: the similarity of its position to every other, on one scale.
 
     Paper: Figure 7 centre, Figure 10
     """
@@ -84,7 +80,7 @@ def draw_position_similarity(panels: Sequence[Panel], heading: Heading) -> Any:
 
 
 def _similarities(axes: Any, similarities: Tensor, grid: tuple[int, int] | None) -> Any:
-    """Draw every patch's map in its place, with a gap of one cell between them; or the map of offsets."""
+    """Draw every patch's map in its place, one cell apart; or the map of offsets."""
     style = {"cmap": SIMILARITY_COLORS, "vmin": -1, "vmax": 1, "interpolation": "none"}
     if grid is None:
         most = len(similarities) // 2
@@ -109,13 +105,7 @@ def _similarities(axes: Any, similarities: Tensor, grid: tuple[int, int] | None)
 def draw_attention_distance(
     layers: Sequence[AttentionLayer], distances: Tensor, image_size: int, heading: Heading
 ) -> Any:
-    """Draw a dot for each head, over the depth of the network.
-
-    Args:
-        layers: all attentions.
-        distances: `[layers, heads]` in pixels.
-        image_size: in pixels.
-        heading: above.
+    """Draw a dot for each head, over the depth of the network; `distances` are `[layers, heads]` in pixels.
 
     Paper: Figure 7 right, Figure 11
     """
@@ -148,10 +138,9 @@ def draw_rollout(
 
     Args:
         pixels: uint8 `[N, 3, S, S]`, as the network sees them.
-        overlays: of the rollout with and without the identity term, as the pixels.
-        masks: the same as `[N, rows, columns]`.
-        captions: below each image: what it is, and what the network says.
-        heading: above.
+        overlays: like `pixels`, with and without the identity term.
+        masks: `[N, rows, columns]`, with and without the identity term.
+        captions: below each image: what it is, and the network's prediction.
 
     Paper: Figure 6
     """
@@ -179,11 +168,7 @@ def draw_rollout(
 
 
 def draw_rollout_sheet(pixels: Tensor, overlays: Tensor, heading: Heading) -> Any:
-    """Draw many images in pairs: the image and its overlay with the identity term.
-
-    Args:
-        pixels, overlays: uint8 `[N, 3, S, S]`.
-        heading: above.
+    """Draw many images in pairs, uint8 `[N, 3, S, S]`: the image and its overlay with the identity term.
 
     Paper: Figure 14
     """
@@ -198,7 +183,6 @@ def draw_rollout_sheet(pixels: Tensor, overlays: Tensor, heading: Heading) -> An
 
 
 def _panels(figure: Any, rows: int, columns: int, count: int) -> list[Any]:
-    """Return the first axes of a grid; the others are hidden."""
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel in axes[count:]:
         panel.set_visible(False)
@@ -206,7 +190,7 @@ def _panels(figure: Any, rows: int, columns: int, count: int) -> list[Any]:
 
 
 def _image(axes: Any, pixels: Tensor, **style: Any) -> Any:
-    """Draw `[3, rows, columns]` in colours, or `[rows, columns]`, without ticks."""
+    """Draw `[3, rows, columns]` in colour, or `[rows, columns]`, without ticks."""
     _bare(axes)
     return axes.imshow((pixels.movedim(0, -1) if pixels.dim() == 3 else pixels).numpy(), **style)
 
@@ -228,7 +212,6 @@ def _color_bar(figure: Any, shown: Any, axes: Any, label: str, **place: float) -
 
 
 def _whole_ticks(count: int) -> list[int]:
-    """Return some numbers from 1 to `count`, evenly spaced."""
     return list(range(1, count + 1, math.ceil(count / _MOST_TICKS)))
 
 

@@ -16,13 +16,13 @@ from vitctl.analysis.attention_maps import (
 from vitctl.models.build import Model
 from vitctl.models.variants import AxialConfig, AxialResNetConfig, Config, ResNetConfig
 
-# What a network may lack, in the order in which it is shown.
+# Parts that a network may lack, in display order.
 OF_IMAGES = ("attention_distance", "rollout")
 PARTS = ("filters", "position_similarity", *OF_IMAGES)
 
 
 def missing_parts(config: Config) -> dict[str, str]:
-    """Which of PARTS a network does not have, each with the reason in one line."""
+    """Return the PARTS that a network lacks, each with the reason in one line."""
     missing = {}
     if isinstance(config, AxialResNetConfig):
         missing["position_similarity"] = (
@@ -56,17 +56,13 @@ class Observed(NamedTuple):
 
     @staticmethod
     def joined(parts: "list[Observed]") -> "Observed":
-        """Return several batches as one."""
+        """Concatenate several batches."""
         return Observed(*map(torch.cat, zip(*parts, strict=True)))
 
 
 @torch.no_grad()
 def observe(model: Model, images: Tensor) -> Observed:
-    """Run a network on images, and look at its attention on the way.
-
-    Args:
-        model: of any family, in evaluation mode.
-        images: `[B, 3, S, S]` as the network takes them, on its device.
+    """Run a network of any family, in evaluation mode, on images `[B, 3, S, S]`, and observe its attention.
 
     Paper: Section 4.5
     """

@@ -1,5 +1,4 @@
-"""Observations of a network, no images: the principal components of its colour filters, and the similarity
-of its position embeddings.
+"""Observations of weights: principal components of the colour filters, similarity of position embeddings.
 
 Paper: Section 4.5, Figure 7 left and centre; Appendix D.4, Figure 10
 """
@@ -21,9 +20,9 @@ class Components(NamedTuple):
     """Principal components of filters.
 
     Args:
-        images: float64 `[k, 3, h, w]` of length 1 each, the one with the largest variance first; the number
-            of largest magnitude in each is positive, because a component has no sign of its own.
-        shares: float64 `[k]`, of the variance of the filters that each explains, 0..1.
+        images: float64 `[k, 3, h, w]` of length 1 each, by decreasing variance; the entry of largest
+            magnitude in each is positive, because a component's sign is arbitrary.
+        shares: float64 `[k]`, the fraction of the filters' variance that each explains, 0..1.
     """
 
     images: Tensor
@@ -31,16 +30,9 @@ class Components(NamedTuple):
 
 
 def color_filters(model: Model) -> tuple[Tensor, str]:
-    """Return the filters of a network that see red, green and blue, as they are applied.
+    """Return the filters that see red, green and blue, `[filters, 3, h, w]`, as applied, and their name.
 
-    Those of the patch embedding; of a hybrid, whose patch embedding sees a feature map, and of a ResNet those
-    of the convolution in the root, standardised.
-
-    Args:
-        model: of any family.
-
-    Returns:
-        `[filters, 3, h, w]`, and what they are, in words.
+    These are the patch embedding's; of hybrids and ResNets the standardised root convolution's.
     """
     if isinstance(model, VisionTransformer) and not isinstance(model.config, HybridConfig):
         return model.patch_embedding.weight.detach(), "patch embedding"
@@ -51,12 +43,11 @@ def color_filters(model: Model) -> tuple[Tensor, str]:
 
 
 def principal_components(filters: Tensor, count: int = PAPERS) -> Components:
-    """Return the first principal components of filters: the directions in which they differ most from their
-    mean.
+    """Return the first principal components of filters: the directions in which they vary most.
 
     Args:
         filters: `[filters, 3, h, w]`; each is one observation of 3 * h * w numbers.
-        count: the maximum number; there are no more than the numbers of a filter, or than filters less one.
+        count: maximum; there are at most 3 * h * w components, or filters less one.
 
     Paper: Figure 7 left
     """
@@ -73,11 +64,9 @@ def principal_components(filters: Tensor, count: int = PAPERS) -> Components:
 
 @torch.no_grad()
 def patch_positions(model: VisionTransformer) -> Tensor | None:
-    """Return the embeddings of the patches' positions, `[tables, patches, D]`; None without any that is added
-    to tokens.
+    """Return the patches' position embeddings, `[tables, patches, D]`; None unless they are added to tokens.
 
-    Args:
-        model: with learned (1-D) or 2-D embeddings; one table, or one for each layer.
+    There is one table, or one for each layer, of learned (1-D) or 2-D embeddings.
     """
     tables = model.positions()
     return None if tables is None else tables[:, model.config.prefix_tokens :]
@@ -85,9 +74,7 @@ def patch_positions(model: VisionTransformer) -> Tensor | None:
 
 @torch.no_grad()
 def relative_offsets(model: VisionTransformer) -> Tensor | None:
-    """Return the embeddings of relative positions, `[layers, 2 N - 1, D]` from offset 1 - N to N - 1; None
-    without any.
-    """
+    """Return relative position embeddings, `[layers, 2 N - 1, D]`, from offset 1 - N on; None without any."""
     found: list[Tensor] = [
         module.relative_position
         for module in model.modules()
@@ -100,7 +87,7 @@ def similarity(embeddings: Tensor) -> Tensor:
     """Return the cosine similarity of all pairs of embeddings.
 
     Args:
-        embeddings: `[..., N, D]`; one of length 0 is similar to none, with 0.
+        embeddings: `[..., N, D]`; one of length 0 has similarity 0 to all.
 
     Returns:
         float64 `[..., N, N]` between -1 and 1, on the CPU.
@@ -113,11 +100,10 @@ def similarity(embeddings: Tensor) -> Tensor:
 
 
 def by_offset(similarities: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Return the mean similarity of patches by their distance in rows and columns.
+    """Return the mean similarity of patches by their offset in rows and columns.
 
     Args:
         similarities: `[N, N]` of the patches of `grid`, row by row.
-        grid: rows and columns.
 
     Returns:
         `[2 rows - 1, 2 columns - 1]`; the middle is a patch with itself, below it the patch of the next row.

@@ -1,4 +1,4 @@
-"""Public, here and as `vitctl.as_webdataset`: imported when asked for, because it imports torch."""
+"""Public API, as `vitctl.as_webdataset`; imported on demand, because it imports torch."""
 
 from typing import TYPE_CHECKING, Any
 

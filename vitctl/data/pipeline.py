@@ -1,4 +1,4 @@
-"""The order of vitctl's own loader for the training loops of others, as a pipeline of webdataset."""
+"""The sample order of vitctl's loader as a webdataset pipeline, for other training loops."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,12 +32,11 @@ def as_webdataset(
     num_processes: int | None = None,
     order: SampleOrder | None = None,
 ) -> webdataset.DataPipeline:
-    """The samples that vitctl would train on, in its order, for any loop: the same at every step, on any
-    processes and workers.
+    """Return the samples that vitctl would train on, in its order, the same for any processes and workers.
 
-    Each is a dictionary as `webdataset.WebDataset` gives it, undecoded: `__key__`, `__url__`, the image under
-    `jpg`, `png` ..., the label under `cls`, or under `json` as `{"labels": [...]}` where images may have
-    several; beside them `__epoch__`, from 0. Add stages with `compose`. A loader worker reads whole steps, so
+    Each is a dictionary as from `webdataset.WebDataset`, undecoded: `__key__`, `__url__`, the image under
+    `jpg`, `png` ..., the label under `cls`, or under `json` as `{"labels": [...]}` if images may have
+    several; and `__epoch__`, from 0. Add stages with `compose`. A loader worker reads complete steps, so
     batches of `len(share(batch_size, num_processes, rank))` samples, made by the pipeline or by the loader,
     come in the order of the steps.
 
@@ -49,21 +48,20 @@ def as_webdataset(
             sample["__key__"], sample["cls"]
 
     Args:
-        data: shards, as `--data` takes them, or an opened source.
-        split: expression of the split, where `data` is none.
+        data: shards, as for `--data`, or an opened source.
+        split: expression of the split; ignored for an opened source.
         seed: of the order, any integer.
-        batch_size: samples of a global batch, at least `num_processes`; step s has positions `s * batch_size`
-            and on.
-        first_step: finished steps; starting late costs nothing. The number of the step is all that a loop has
-            to keep.
-        num_steps: steps that are given; None: without end.
-        rank: of this process; None: as webdataset finds it, from RANK and WORLD_SIZE or from
-            torch.distributed.
+        batch_size: samples of a global batch, at least `num_processes`; step s starts at position
+            `s * batch_size`.
+        first_step: finished steps; starting late costs nothing. The step number is all the state of a loop.
+        num_steps: number of steps; None: without end.
+        rank: of this process; None: webdataset's, from RANK and WORLD_SIZE or from torch.distributed.
         num_processes: that share the global batch; None: as webdataset finds it.
-        order: other than the exact shuffle of `seed`, over as many samples as there are.
+        order: replaces the exact shuffle of `seed`; over as many samples as there are.
 
     Raises:
-        DataError: there is no such split, the numbers do not fit, or, while it runs, a sample cannot be read.
+        DataError: there is no such split, the numbers do not fit, or, during iteration, a sample cannot be
+            read.
     """
     source = open_split(split, path=str(data)) if isinstance(data, Path | str) else data
     found_rank, found_processes, *_ = webdataset.utils.pytorch_worker_info()
@@ -88,10 +86,7 @@ def as_webdataset(
 
 @dataclass(frozen=True)
 class _Steps:
-    """What one process reads of every step; a loader worker takes every `num_workers`-th step.
-
-    It travels by pickling.
-    """
+    """The samples of one process in every step; a loader worker takes every `num_workers`-th step."""
 
     source: Source
     order: SampleOrder

@@ -1,7 +1,7 @@
 """The formats of `vitctl export`: one row each, without torch.
 
-The command, its completion, the recipe, the writer, the proof, model cards, errors and docs/weights.md take
-what they know about a format from its row. A new format is one row here and the functions that the row names.
+The command, its completion, the recipe, the writer, the proof, model cards, errors and docs/weights.md use
+these rows. To add a format, add a row here and the functions that it names.
 """
 
 import shlex
@@ -24,16 +24,13 @@ class ExportFormat:
     """A format of export.to. The defaults are those of weights that another program reads from a folder.
 
     Args:
-        name: as typed after --to.
-        ending: of its weights file.
-        what: what is written, for docs/weights.md.
+        what: description of the output, for docs/weights.md.
         writer: `module:function` that writes the file of an `ExportRequest` into a folder, and returns
             `Written`.
         prover: `module:function` that opens the written file and returns it as `Opened`.
-        readers: the same of other programs, each after the package that it needs; only what is installed.
+        readers: (package, prover) of other programs; only installed ones are run.
         is_graph: the file computes, so pre-processing and features can be inside.
-        precisions: number formats in which it can be written.
-        requires: packages that writer and prover import and that vitctl does not bring.
+        requires: packages that writer and prover import and that vitctl does not install.
         in_folder: written into a folder with a model card, not into the run folder.
         reader: the program that reads it, as the subject of "... resizes by ...".
         resizing: how that program resizes images, as far as the format can express it.
@@ -57,7 +54,7 @@ class ExportFormat:
     usage: str = ""
 
     def place(self, run_dir: Path) -> Path:
-        """Return the folder, or the file of its usual name, that an export writes into a run folder."""
+        """Return the folder, or the file with its usual name, that an export writes into a run folder."""
         return run_dir / (self.name if self.in_folder else f"model{self.ending}")
 
 
@@ -151,23 +148,12 @@ GRAPHS = ", ".join(row.name for row in _ROWS if row.is_graph)
 
 
 def formats_in_words(rows: Iterable[ExportFormat] = _ROWS) -> str:
-    """Return the names of formats in a sentence, such as "onnx, pt2 or hf"."""
     *names, last = (row.name for row in rows)
     return f"{', '.join(names)} or {last}" if names else last
 
 
 def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable[str]) -> None:
-    """Refuse options that the chosen formats do not have.
-
-    Args:
-        to: names of formats.
-        file: path for a single file, or "".
-        precision: number format of the file.
-        inside: the options in use that only graphs have.
-
-    Raises:
-        ValueError: one line with the option and the formats that have it.
-    """
+    """Raise ValueError for options that the chosen formats do not have; `inside` are those of graphs."""
     chosen = [FORMATS[name] for name in to]
     graphs = formats_in_words(row for row in _ROWS if row.is_graph)
     able = formats_in_words(row for row in _ROWS if precision in row.precisions)
@@ -192,7 +178,7 @@ def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable
 
 
 def readers_transform(row: ExportFormat, ours: "EvalTransform") -> "EvalTransform":
-    """Return the pre-processing of the program that reads a format, where weights are scored with `ours`."""
+    """Return the pre-processing of the program that reads a format, for weights scored with `ours`."""
     antialias: EvalResample = "bilinear_antialias" if ours.resample in ("bilinear", "area") else ours.resample
     square = replace(ours, method="square", resize=ours.image_size, resample=antialias)
     match row.resizing:

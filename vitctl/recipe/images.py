@@ -1,4 +1,4 @@
-"""The [data] tables of a recipe: where images come from, and what is done before a model sees them."""
+"""The [data] tables of a recipe: the source of images, and their pre-processing."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -42,18 +42,18 @@ def _resized_to(size: int) -> int:
     return size
 
 
-# None: unset. Each job says what it then takes.
+# None: unset, with a default by job.
 EvalResize = Annotated[int, AfterValidator(_resized_to)] | None
 
 
 def crop_problem(image_size: int, eval_resize: int | None) -> tuple[bool, str]:
-    """Return whether evaluation has no room for its centre crop, and what to do, for `Section._refusing`."""
+    """Return whether evaluation has no room for its centre crop, and a fix, for `Section._refusing`."""
     text = f"eval_resize = {eval_resize} is smaller than image_size = {image_size}; "
     return 0 < (eval_resize or 0) < image_size, f"{text}set data.eval_resize to at least {image_size}"
 
 
 def check_letterbox(method: str, image_size: int, eval_resize: int | None, unset: str = "'unset'") -> None:
-    """Raises ValueError where the whole image would be resized and then cropped."""
+    """Raise ValueError if eval_resize is set for a letterbox, which has no centre crop."""
     if method == "letterbox" and eval_resize not in (None, 0, image_size):
         raise ValueError(
             f"eval_resize = {eval_resize} does nothing for eval_method = 'letterbox', which keeps the whole "
@@ -62,7 +62,7 @@ def check_letterbox(method: str, image_size: int, eval_resize: int | None, unset
 
 
 class Place(Section):
-    """Where images come from; shared by every job that reads data."""
+    """The source of images; shared by every job that reads data."""
 
     dataset: str = knob(
         "", "name of a known data set (digits, shapes, cifar10, pets, ...), found under data.root"
@@ -134,7 +134,7 @@ class Place(Section):
 
     @property
     def turns_upright(self) -> bool:
-        """Return whether photographs are turned as their EXIF data says."""
+        """Return whether photos are rotated by their EXIF orientation."""
         return self.exif_orientation == "apply" or (self.exif_orientation == "auto" and self._is_own)
 
     @property
@@ -178,9 +178,7 @@ class EvaluateImages(StoredTransform):
 
 
 class ExportImages(StoredTransform):
-    """[data] of `export`: images that a file is proven on, if any, and the pre-processing that is written
-    with the weights.
-    """
+    """[data] of `export`: images to verify a file on, and the pre-processing written with the weights."""
 
     calibration_split: str = knob(
         "train", "int8: split whose images set the ranges of activations; not the one that is scored"
@@ -506,7 +504,7 @@ class FewshotImages(Place):
 
 
 class ProbeImages(FewshotImages):
-    """[data] of `probe`: as of `fewshot`, but all training images of ImageNet."""
+    """[data] of `probe`: like `fewshot`, but with all training images of ImageNet."""
 
 
 class VtabImages(Section):

@@ -1,4 +1,4 @@
-"""[known] of a recipe: what others measured with it, the band around each point, and where a run is."""
+"""[known] of a recipe: published results, the band around each point, and a run's position."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,13 +15,13 @@ _STRIKES = 2  # points outside that flag a run
 # One run on ImageNet: the deviation of MAE's four seeds of B/16, 0.094 points at 83.57 %, as log-odds.
 _LEAST_DEVIATION = 0.00094 / (0.8357 * (1 - 0.8357))
 _ONE_RUN_FACTOR = 8.0
-_NEAR = 0.01  # of a scored point's step: an epoch is seldom a whole number of steps
+_NEAR = 0.01  # tolerance on a scored point's step: an epoch is seldom an integer number of steps
 Metric = Literal["accuracy", "loss", "pixel_std"]
 Place = Literal["inside", "below", "above"]
 
 
 class Point(Section):
-    """One published number. A spread of 0 stands for none, `seeds` of 0 for those of the table."""
+    """One published number. A spread of 0 means none, `seeds` of 0 means the table's."""
 
     metric: Metric = "accuracy"
     at: float = Field(gt=0)
@@ -40,9 +40,7 @@ class Point(Section):
 
 
 class Known(Section):
-    """[known] Numbers that this recipe reached before, and that a run is compared with. No result depends on
-    them.
-    """
+    """[known] Published results of this recipe, to compare a run with. No result depends on them."""
 
     source: str = knob("", "who measured it, and where it is published", max_length=300)
     seeds: int = knob(1, "runs behind each value and its spread", unit="runs", ge=1)
@@ -76,14 +74,14 @@ class Known(Section):
 
 @dataclass(frozen=True)
 class Band:
-    """Where an honest run's number is expected after a step."""
+    """The expected range of an honest run's number after a step."""
 
     step: int
     low: float
     high: float
 
     def place(self, value: float) -> Place:
-        """Return where a number is; one that is not finite is above."""
+        """Return the position of a number relative to the band; one that is not finite is above."""
         if value < self.low:
             return "below"
         return "inside" if value <= self.high else "above"
@@ -92,20 +90,20 @@ class Band:
 def bands(known: Known, total_steps: int) -> dict[str, list[Band]]:
     """Return the bands of a run of `total_steps`, by metric.
 
-    A band is a prediction interval for one more run. Its scale is one where deviations are nearly symmetric
-    and that ends where the metric does: log-odds of an accuracy, logarithm of the others.
+    A band is a prediction interval for one more run, on a scale where deviations are nearly symmetric and
+    which ends where the metric does: log-odds of an accuracy, logarithm of the others.
 
     With a spread s from n runs it is t * s * sqrt(1 + 1/n), with Student's t of n - 1 degrees of freedom, as
     mean and spread are estimates themselves. t leaves out FALSE_ALARMS divided by the number of points, on
     both sides together. By Bonferroni's inequality at most FALSE_ALARMS of honest runs then have any point
-    outside, however the points are correlated. Losses of single batches early in training have heavier
-    tails than normal ones, which is why a run is flagged by its second point outside, see `Comparison`.
+    outside, however the points are correlated. Losses of single batches early in training have heavier tails
+    than a normal distribution, which is why a run is flagged by its second point outside, see `Comparison`.
 
     Without a spread it is 8 * 0.0068 * sqrt(length / at) on that scale. 0.0068 is the deviation of MAE's
-    seeds, 0.094 points at 83.57 %. The factor leaves room for another program: runs of big_vision's S/16 by
-    others were up to 0.77 points from its 76.5, 6 such deviations. The root widens the band early, where
-    curves are steep: 0.8 points at 81.4 % at the end, 1.2 to 3.4 for 2.0 after a hundredth of the run. This
-    is a choice, not an estimate.
+    seeds, 0.094 points at 83.57 %. The factor leaves room for another program: others' runs of big_vision's
+    S/16 were up to 0.77 points from its 76.5, 6 such deviations. The root widens the band early, where curves
+    are steep: 0.8 points at 81.4 % at the end, 1.2 to 3.4 for 2.0 after a hundredth of the run. This is a
+    choice, not an estimate.
     """
     from scipy.special import stdtrit
 
@@ -126,24 +124,13 @@ def bands(known: Known, total_steps: int) -> dict[str, list[Band]]:
 
 
 def _moved(point: Point, by: float) -> float:
-    """Return the value of a point, moved on the scale of its metric."""
     if point.metric != "accuracy":
         return point.value * math.exp(by)
     return 1 / (1 + (1 - point.value) / point.value * math.exp(-by))
 
 
 class Comparison:
-    """A run's numbers beside [known], in the order of its steps.
-
-    `flagged` says when a run should be looked at: at its second point outside, of any metric, or at the first
-    where there is one point alone.
-
-    Args:
-        known: of the recipe.
-        total_steps, length: of the run, `length` in the unit of [known].
-        num_classes: of its data.
-        records: of its log so far, if it resumes.
-    """
+    """Compares a run's numbers with [known] in the order of its steps; `length` is in [known]'s unit."""
 
     def __init__(
         self,
@@ -164,11 +151,11 @@ class Comparison:
 
     @property
     def flagged(self) -> bool:
-        """Return whether enough points are outside."""
+        """Return whether to inspect the run: two points of any metric are outside, or the only one."""
         return len(self.outside) >= self.strikes
 
     def logs(self, step: int) -> bool:
-        """Return whether a point is of this step's batch, so that the step has to be logged."""
+        """Return whether a point applies to this step's batch, so that the step must be logged."""
         of_batches = [some for metric, some in self.bands.items() if metric != "accuracy"]
         return any(step == band.step for some in of_batches for band in some)
 
@@ -179,9 +166,7 @@ class Comparison:
             self.outside.append(step)
 
     def of(self, step: int, **numbers: float) -> dict[str, Any]:
-        """Return what log.jsonl says of a step's numbers, by metric: place, since which step, and the band;
-        empty where nothing is known.
-        """
+        """Return a step's log.jsonl entry by metric: place, since when, and band; empty without points."""
         found: dict[str, dict[str, Any]] = {}
         for metric, value in numbers.items():
             share = _NEAR if metric == "accuracy" else 0.0  # steps of other points are logged
@@ -196,7 +181,7 @@ class Comparison:
 
 
 class Compared(BaseModel):
-    """A number beside its band, as log.jsonl has it."""
+    """A number and its band, as in log.jsonl."""
 
     place: Place
     since: int
@@ -204,7 +189,7 @@ class Compared(BaseModel):
 
     @property
     def since_step(self) -> str:
-        """Return since when, as text; "" of a result that has no step."""
+        """The step since when, as text; "" for a result without a step."""
         return f" since step {self.since:,}" if self.since else ""
 
 
@@ -212,16 +197,14 @@ _COMPARED = TypeAdapter(dict[Metric, Compared])
 
 
 def compared(record: Mapping[str, Any]) -> dict[Metric, Compared]:
-    """Return a record's comparisons by metric; none of a record that vitctl did not write."""
+    """Return a record's comparisons by metric; empty if vitctl did not write the record."""
     with suppress(ValidationError):
         return _COMPARED.validate_python(record.get("known", {}))
     return {}
 
 
 def known_in_words(record: Mapping[str, Any]) -> str:
-    """Return a record's comparisons as text, `inside 72.9..75.2` in percent for an accuracy, with the name
-    of any other metric; "" without one.
-    """
+    """Return a record's comparisons as text, such as `inside 72.9..75.2` for an accuracy in %; "" without."""
     texts = []
     for metric, found in compared(record).items():
         name, form = ("", "{:.1%}") if metric == "accuracy" else (f"{metric} ", "{:.4g}")
@@ -231,6 +214,6 @@ def known_in_words(record: Mapping[str, Any]) -> str:
 
 
 def standing(records: Iterable[Mapping[str, Any]]) -> str:
-    """Return where a run is, from its log: `accuracy inside since step 50`; "" if nothing is known."""
+    """Return a run's position from its log, as `accuracy inside since step 50`; "" if nothing is known."""
     last = {metric: found for record in records for metric, found in compared(record).items()}
     return "; ".join(f"{name} {last[name].place}{last[name].since_step}" for name in sorted(last))

@@ -1,4 +1,4 @@
-"""Read a recipe: TOML, `extends`, overrides, the origin of every value, and every problem at once."""
+"""Load a recipe: TOML, `extends`, overrides, the origin of every value, and every problem at once."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -18,9 +18,8 @@ from vitctl.system.files import parse_toml, read_toml
 from vitctl.system.text import count_text, did_you_mean, has_control, nearest, one_edit_away, one_line
 
 MAX_PARENTS = 16
-_IN_PYTHON = "overrides"  # origin of a value that a caller of `load_recipe` gives
-# Each reads a character once: a pattern that can match in several ways takes cubic time in the length of a
-# line.
+_IN_PYTHON = "overrides"  # origin of a `load_recipe` caller's value
+# Each pattern reads a character once: ambiguous ones take cubic time in the length of a line.
 _NAME = re.compile(r"[\w.\-\s\"']+")
 _NOT_OF_A_NAME = re.compile(r"[\s\"']")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -29,9 +28,7 @@ RESOLVED = re.compile(r"# (.+), resolved;")  # the first line of a run's recipe.
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checked recipe, where each of its values was set ("a.b" -> "file.toml:3", "--set", ...), and the name
-    it was loaded by.
-    """
+    """A checked recipe, the origin of its values ("a.b" -> "file.toml:3", "--set", ...), and its name."""
 
     recipe: Recipe
     origins: dict[str, str]
@@ -56,22 +53,17 @@ class Override(NamedTuple):
 
 
 def recipe_folder() -> Path:
-    """Return the folder of the shipped recipes: inside the wheel, or beside the package in a checkout."""
+    """Return the folder of the shipped recipes: inside the wheel, or next to the package in a checkout."""
     package = Path(__file__).resolve().parents[1]
     return next(folder for folder in (package / "recipes", package.parent / "recipes") if folder.is_dir())
 
 
 def recipe_names() -> list[str]:
-    """Return the names of the shipped recipes, sorted."""
     return sorted([path.stem for path in recipe_folder().glob("*.toml")])
 
 
 def find_recipe(name: str) -> Path:
-    """Return the file of a shipped recipe's name or of a user's path.
-
-    Raises:
-        RecipeError: there is none; the message suggests the nearest names.
-    """
+    """Return the file of a shipped recipe's name or of a user's path. Raises RecipeError with near names."""
     path = Path(name)
     if has_control(name):
         raise RecipeError(f"recipe {name!r}", "has a control character in its name", "rename it")
@@ -90,12 +82,7 @@ def find_recipe(name: str) -> Path:
 
 
 def parse_override(text: str) -> Override:
-    """Parse `a.b=value` as typed after --set. The value is parsed as TOML if possible, else it is the text
-    itself.
-
-    Raises:
-        RecipeError: there is no `=`, or the text is too long.
-    """
+    """Parse `a.b=value` as typed after --set, with the value as TOML if possible, else as text."""
     if _SURROGATE.search(text):
         raise RecipeError(f"--set {one_line(text)}", "is not UTF-8 text")
     key, found, value = text.partition("=")
@@ -129,13 +116,13 @@ def load_recipe(
 
     Args:
         name: a shipped recipe's name or the path of a .toml file.
-        overrides: dotted key and value of each; later ones win. They override the file, the file its parents,
-            those the defaults.
-        job: the command; a recipe of another job is refused.
+        overrides: (dotted key, value) pairs; later ones win. Overrides take precedence over the file, the
+            file over the recipes it extends, and these over the defaults.
+        job: the command; a recipe for another job is refused.
 
     Returns:
-        `recipe`, whose fields are the sections and keys that `vitctl recipes explain` tells of, and
-        `origin(key)`.
+        `recipe`, whose fields are the sections and keys listed by `vitctl recipes explain`, and
+            `origin(key)`.
 
     Raises:
         RecipeError: with every problem of the recipe, one per line, each with file and line and the nearest
@@ -152,20 +139,14 @@ def load_recipe(
 
 
 def with_overrides(loaded: Loaded, overrides: Iterable[Override]) -> Loaded:
-    """Return a recipe with other values, checked again; no file is read.
-
-    Raises:
-        RecipeError: as `load_recipe` raises.
-    """
+    """Return a recipe with other values, checked again; no file is read. Raises as `load_recipe`."""
     values, origins = loaded.recipe.model_dump(), dict(loaded.origins)
     _override(values, origins, overrides)
     return Loaded(_check(values, origins, loaded.name), origins, loaded.name)
 
 
 def as_python(value: Any) -> Any:
-    """Return a value, nested or not, with scalars and arrays of NumPy and PyTorch as numbers and lists, and
-    paths as text.
-    """
+    """Convert a value, nested or not: NumPy and PyTorch become numbers and lists, paths become text."""
     match value:
         case dict():
             return {key: as_python(inner) for key, inner in value.items()}
@@ -177,7 +158,7 @@ def as_python(value: Any) -> Any:
 
 
 def _override(values: dict[str, Any], origins: dict[str, str], overrides: Iterable[Override]) -> None:
-    """Put the values of flags in place, each with its origin."""
+    """Set the values of flags, each with its origin."""
     for given in overrides:
         if not isinstance(given.key, str):
             raise RecipeError(given.flag, f"{given.key!r} is not a key", "write its dotted name in quotes")
@@ -226,7 +207,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         if isinstance(inside, dict) and old in inside:
             inside.setdefault(new.rpartition(".")[2], inside.pop(old))
             lines.setdefault(new, _line(lines, key))
-    if RESOLVED.match(text):  # of a run, perhaps of an earlier release
+    if RESOLVED.match(text):  # of a run, possibly by an earlier release
         for key, removed in REMOVED.items():
             table, _, name = key.rpartition(".")
             inside = values.get(table)
@@ -240,7 +221,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _line_numbers(text: str) -> dict[str, int]:
-    """Return the line of every `key =` and every [table], by dotted key (tomllib does not give them)."""
+    """Return the line of every `key =` and every [table], by dotted key, which tomllib does not report."""
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -256,14 +237,12 @@ def _line_numbers(text: str) -> dict[str, int]:
 
 
 def _line(lines: Mapping[str, int], key: str) -> int:
-    """Return the line of a key, or of the inline table that holds it."""
     while key not in lines and "." in key:
         key = key.rpartition(".")[0]
     return lines.get(key, 1)
 
 
 def leaves(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    """Return the values in nested tables, each with the keys on the way to it."""
     found: list[tuple[tuple[str, ...], Any]] = []
     for key, value in table.items():
         found += leaves(value, (*path, key)) if isinstance(value, Mapping) else [((*path, key), value)]
@@ -310,13 +289,12 @@ def _check(values: dict[str, Any], origins: Mapping[str, str], name: str) -> Rec
 def _problem(
     detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str, str], name: str
 ) -> RecipeError:
-    """Describe one problem."""
     key = ".".join(str(part) for part in detail["loc"])
     value = detail.get("input")
     related = [o for k, o in origins.items() if k.startswith(key + ".") or key.startswith(k + ".")]
     flags = [
         origin for origin in related if origin.startswith(("--", _IN_PYTHON))
-    ]  # given last, and more often wrong than a recipe
+    ]  # given last, and more often wrong
     where = origins.get(key) or next(iter(flags + related), name)
     match detail["type"]:
         case "extra_forbidden" if key in REMOVED:
@@ -348,7 +326,7 @@ def _problem(
 
 
 def _instead(key: str, schema: type[BaseModel]) -> str:
-    """Say what to write instead of an unknown key; "" if there is nothing like it."""
+    """Say what to write instead of an unknown key; "" if nothing is similar."""
     keys, leaf = every_key(schema), key.rpartition(".")[2]
     row = synonym(leaf)
     if row and (places := [place for place in row.places if place.partition("=")[0] in keys]):
@@ -363,9 +341,7 @@ def _instead(key: str, schema: type[BaseModel]) -> str:
 
 
 def _hint(detail: ErrorDetails) -> str:
-    """Return the nearest allowed word, or how to write a whole number that was given as 1e4, which TOML reads
-    as a float.
-    """
+    """Return the nearest allowed word, or the integer form of 1e4, which TOML reads as a float."""
     value = detail.get("input")
     if detail["type"] == "literal_error" and isinstance(value, str):
         return did_you_mean(nearest(value, re.findall("'(.*?)'", detail["ctx"]["expected"])))
@@ -394,7 +370,7 @@ def every_key(schema: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def takes(key: str, text: str) -> bool:
-    """Return whether a key has a value that is typed after --set, as far as the value alone tells."""
+    """Return whether a key accepts a value typed after --set, judged by the value alone."""
     schema, values = next(schema for schema in JOBS.values() if key in every_key(schema)), dict[str, Any]()
     _put(values, parse_override(f"{key}={text}"))
     try:

@@ -1,4 +1,4 @@
-"""Keys of a recipe that do not affect results, for resuming, digests, and to match a run with its recipe."""
+"""Keys of a recipe that do not affect results, for resuming, digests, and matching a run with its recipe."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -44,11 +44,11 @@ RESULT_NEUTRAL = (
     "export.file",
 )
 
-# Keys that are younger than the first runs, with the value that changes nothing. A recipe that leaves them
-# there has the digest that it had before they existed: earlier runs resume, verify and compare as before.
+# Keys that are younger than the first runs, with their neutral values. A recipe that keeps these has the same
+# digest as before the keys existed: earlier runs resume, verify and compare as before.
 _ADDED: dict[str, Any] = {
     "weights.licence": "",
-    # `token_blocks` is of a probe's classifier, not of a recipe.
+    # `token_blocks` belongs to a probe's classifier, not to a recipe.
     **{f"model.{name}": None for name in {*LATER_FIELDS, "gelu", "norm_eps"} - {"token_blocks"}},
     "weights.preprocess": "",
     "weights.classifier": "",
@@ -100,23 +100,21 @@ _ADDED: dict[str, Any] = {
         for name in ("lrs", "steps", "batch_size", "momentum")
     },
 }
-# The same of the jobs on frozen representations; those that train always had these keys.
+# The same for jobs on frozen representations; jobs that train always had these keys.
 _ADDED_FROZEN = {"data.eval_method": "square", "data.eval_resample": ""}
 
 
-# What may change when a run is resumed. Tasks and seeds of a VTAB table select its runs, and change none of
-# their numbers.
+# Keys that may change on resuming. Tasks and seeds of a VTAB table select its runs, and change none of their
+# numbers.
 FREE_TO_CHANGE = (*RESULT_NEUTRAL, "vtab.tasks", "vtab.seeds")
 
 
-# Where inputs are found: whether they are the same is known by their digests.
+# Locations of inputs, whose identity is known by their digests.
 PLACES = ("data.path", "weights.source", "distillation.teacher")
 
 
 def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, str]:
-    """Return the values that the numbers of a run depend on, as TOML by dotted key, without keys that
-    start with one of `free`.
-    """
+    """Return the values that a run's numbers depend on, as TOML by dotted key, without keys in `free`."""
     names = {new: old for old, new in RENAMED.items()}
     added = _ADDED | (_ADDED_FROZEN if isinstance(recipe, FrozenRecipe) else {})
     values = {
@@ -126,28 +124,25 @@ def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> d
     }
     if values.get("data.eval_resize") == "":  # unset: earlier releases wrote 0
         values["data.eval_resize"] = "0"
-    # SGD's decay was decoupled once: the same number is then another training, and must not resume as this
-    # one.
+    # SGD's decay was once decoupled: with it the same number means other training, which must not resume as
+    # this one.
     if values.get("optimizer.name") == toml_value("sgd") and float(values["optimizer.weight_decay"]):
         values["optimizer.weight_decay"] += " (coupled)"
-    # A cosine ended at 0 once, whatever end_lr was.
+    # A cosine once ended at 0, whatever end_lr was.
     if values.get("schedule.decay") == toml_value("cosine") and float(values["schedule.end_lr"]):
         values["schedule.end_lr"] += " (of the cosine)"
     return values
 
 
 def with_added(values: Mapping[str, str]) -> dict[str, str]:
-    """Return what `deciding_values` gave, with the younger keys that it leaves out: for a comparison key by
-    key.
-    """
+    """Add the younger keys that `deciding_values` leaves out, for a comparison key by key."""
     return {key: toml_value(value) for key, value in (_ADDED | _ADDED_FROZEN).items()} | dict(values)
 
 
 def unlike_known(file: Path) -> str:
-    """Return in which keys a run's recipe.toml differs from the recipe that set its [known], as a sentence.
+    """Return a sentence on how a run's recipe.toml differs from the recipe with its [known]; "" if equal.
 
-    Left out are keys that change no result, the seed and the start weights. Return "" if none differs, or if
-    that recipe is gone.
+    Keys that change no result, the seed and the start weights are ignored, and so is a recipe that is gone.
     """
     free, keys = (*RESULT_NEUTRAL, "seed", "weights.source"), []
     with suppress(RecipeError):

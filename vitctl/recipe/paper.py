@@ -1,4 +1,4 @@
-"""The paper's printed results, by recipe, as recipes/paper/results.toml transcribes them.
+"""The paper's printed results, by recipe, as transcribed in recipes/paper/results.toml.
 
 Paper: Tables 1 to 9, Figures 2 to 5 and 13
 """
@@ -18,16 +18,14 @@ Row = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table of results: accuracies in percent by recipe of the pre-training; None: not printed.
+    """A table of results: accuracies in percent by pre-training recipe; None: not printed.
 
     Args:
-        caption: of the paper, shortened.
-        columns: data sets, or parts of the data.
         rows: for each recipe a number for each column.
         deviations: over three fine-tuning runs.
         exaflops, core_days: the paper's cost of a pre-training, in TPUv3-core-days.
         shown: columns to show by default; the first if empty.
-        others: rows of networks that have no recipe, by name.
+        others: rows of networks without a recipe, by name.
     """
 
     caption: str
@@ -44,7 +42,7 @@ class PaperTable:
         return self.rows[recipe][self.columns.index(column)]
 
     def deviation(self, recipe: str, column: str) -> float | None:
-        """Return its deviation over three fine-tuning runs; None if the paper prints none."""
+        """Return the deviation over three fine-tuning runs; None if the paper prints none."""
         row = self.deviations.get(recipe)
         return row[self.columns.index(column)] if row else None
 
@@ -66,7 +64,6 @@ def _table(values: Mapping[str, Any]) -> PaperTable:
 
 
 def _number(source: PaperTable | None, name: str, column: str) -> float | None:
-    """Return the number of another table; None if there is none."""
     if source is None or name not in source.rows:
         return None
     if column == AVERAGE:

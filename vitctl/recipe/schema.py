@@ -49,12 +49,11 @@ from vitctl.recipe.sections import (
 
 
 class Machine(Section):
-    """[machine] How the work is distributed; nothing here changes the result beyond rounding, where precision
-    matters most.
+    """[machine] Distribution of the work; changes the result by rounding only, mostly through precision.
 
     One exception: dropout and stochastic depth draw random numbers for each forward pass of each process, so
-    that `processes`, `micro_batch` and `compile` change the draws, and the result. With schedule.lanes they
-    change no bit.
+    `processes`, `micro_batch` and `compile` change the draws, and the result. With schedule.lanes they change
+    no bit.
     """
 
     processes: int = knob(
@@ -167,15 +166,11 @@ class ShardedMachine(TrainMachine):
 
     @property
     def divides_model(self) -> bool:
-        """Whether no process has all weights."""
+        """Return whether no process has all weights."""
         return self.sharding != "none"
 
     def shards(self, processes: int) -> int:
-        """Parts that each copy of the model is cut into.
-
-        Raises:
-            LaunchError: there is one process, or the processes cannot be divided so.
-        """
+        """Return the parts that each copy of the model is cut into. Raises LaunchError if it cannot be."""
         if not self.divides_model:
             return 1
         if processes == 1:
@@ -234,8 +229,6 @@ class Checkpoint(Section):
 
 
 class Log(Section):
-    """[log] What is logged."""
-
     every_steps: int = knob(
         50, "a record in log.jsonl, and a line where there is no terminal", unit="steps", ge=1
     )
@@ -289,12 +282,12 @@ class FewShot(FeatureCache):
 
     @property
     def most_shots(self) -> int:
-        """How many training images each class needs."""
+        """Training images that each class needs."""
         return max(self.shots)
 
     @property
     def with_fewer(self) -> str:
-        """What to do where a class has fewer images."""
+        """A fix if a class has fewer images."""
         return "use fewer --shots"
 
     @model_validator(mode="after")
@@ -359,12 +352,12 @@ class Probing(FeatureCache):
 
     @property
     def most_shots(self) -> int:
-        """How many training images each class needs: one on either side of the hold-out."""
+        """Training images that each class needs: one on either side of the hold-out."""
         return 1 if self.method == "knn" else 2
 
     @property
     def with_fewer(self) -> str:
-        """What to do where a class has fewer images."""
+        """A fix if a class has fewer images."""
         other = "" if self.method == "knn" else "use --method knn, or "
         return f"{other}add images of this class to the training split"
 
@@ -388,9 +381,7 @@ class Probing(FeatureCache):
 
 
 class FewshotProbe(Place):
-    """[fewshot_probe] of `pretrain`: few-shot accuracy of the network while it trains, at the size it trains
-    at.
-    """
+    """[fewshot_probe] of `pretrain`: few-shot accuracy during training, at the training resolution."""
 
     every_steps: int = knob(0, "every so many steps and at the end; 0: off", unit="steps", source="4.1", ge=0)
     train_split: str = knob("", "split that the shots are drawn from; '': as in `fewshot`")
@@ -445,7 +436,7 @@ def _frozen(text: str) -> str:
 
 
 class Repeats(Section):
-    """[finetune] What `finetune` trains, from which head, how often, after one sweep of learning rates."""
+    """[finetune] What `finetune` trains, from which head, and how often, after one learning-rate sweep."""
 
     freeze: Annotated[str, AfterValidator(_frozen)] = knob(
         "none",
@@ -539,7 +530,7 @@ class Suite(Section):
         )
 
 
-# Keys of earlier releases, which the recipes of their runs have. Digests of recipes keep these names.
+# Keys of earlier releases, still in the recipes of their runs. Digests of recipes keep these names.
 RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
 
 
@@ -547,8 +538,8 @@ class Removed(NamedTuple):
     """A key, or some values of a key, of earlier releases.
 
     Args:
-        values: in the recipe.toml of a run: what each is read as; None: as if the key were not there.
-        instead: what to do about it in another recipe, where it is refused.
+        values: in the recipe.toml of a run: replacement of each value; None removes the key.
+        instead: the fix for other recipes, where it is refused.
     """
 
     values: Mapping[Any, Any]
@@ -601,7 +592,7 @@ _DIVIDED = "an inference: Table 5 suggests as_stored, uncertainty-baselines sugg
 
 
 class Recipe(Section):
-    """What every recipe has."""
+    """The keys of every recipe."""
 
     job: str
     note: str = knob("", "one line: what this recipe is, and what of the paper it reproduces")
@@ -664,10 +655,9 @@ class Pretrain(TrainRecipe):
         )
 
     def network(self, num_classes: int) -> Config:
-        """Return the network of [model] for n classes; the target of masked patch prediction sets its output.
+        """Return the network of [model] for n classes; masked patch prediction sets its outputs by target.
 
-        Raises:
-            RecipeError: the named model's family lacks a field that is set.
+        Raises RecipeError if the named model's family lacks a field that is set.
         """
         name, data = self.model.name, self.data
         fields = self.model.model_dump(exclude={"name", "pre_logits"}, exclude_none=True)
@@ -699,7 +689,7 @@ class Pretrain(TrainRecipe):
 
 
 class TransferRecipe(TrainRecipe):
-    """A job that trains pre-trained weights on."""
+    """A job that continues from pre-trained weights."""
 
     data: TrainImages | VtabImages
     weights: StartWeights = StartWeights()
@@ -793,7 +783,7 @@ class FrozenRecipe(SeededRecipe):
 
     @property
     def classifier(self) -> FewShot | Probing:
-        """[fewshot] or [probe]: what is made of the representations."""
+        """[fewshot] or [probe]: the classifier on the representations."""
         return getattr(self, self.job)  # type: ignore[no-any-return]
 
 
@@ -854,9 +844,7 @@ class Vtab(TransferRecipe):
 
 
 def rates_of(recipe: Finetune | Vtab, stored: Config) -> dict[str, float]:
-    """dropout and drop_path of a fine-tuning run: the recipe's, or those stored with the weights; 0 where
-    nothing is stored. And rotary_rescale where it is on.
-    """
+    """Return a fine-tuning run's dropout and drop_path, with stored values, and rotary_rescale if on."""
     wanted = {"dropout": recipe.dropout, "drop_path": recipe.drop_path}
     rates = {
         name: float(getattr(stored, name, 0.0) if rate == "as_stored" else rate)
@@ -866,15 +854,13 @@ def rates_of(recipe: Finetune | Vtab, stored: Config) -> dict[str, float]:
 
 
 def lora_of(recipe: Recipe) -> LoRA:
-    """Return [lora] of a recipe; rank 0 where it has none."""
     return recipe.lora if isinstance(recipe, Finetune) else LoRA()
 
 
 def frozen_places(recipe: Pretrain | Finetune | Vtab, config: Config) -> int:
     """Return the last `place` of a network that the recipe freezes; -1: none.
 
-    Raises:
-        RecipeError: the network has no such part, or no layers to decay the learning rate over.
+    Raises RecipeError if the network has no such part, or no layers to decay the learning rate over.
     """
     of_transformer = isinstance(config, ViTConfig)
     if not isinstance(recipe, Pretrain) and recipe.optimizer.layer_decay != 1 and not of_transformer:
@@ -903,7 +889,7 @@ def frozen_places(recipe: Pretrain | Finetune | Vtab, config: Config) -> int:
 
 
 def rates_in_words(recipe: Finetune | Vtab, rates: Mapping[str, float]) -> str:
-    """Return the rates as text, with a mark for those stored with the weights."""
+    """Return the rates as text, marking those stored with the weights."""
     stored = {"dropout": recipe.dropout == "as_stored", "drop_path": recipe.drop_path == "as_stored"}
     return ", ".join(
         f"{name} {rate:g}{' as stored' if stored.get(name) else ''}" for name, rate in rates.items()

@@ -1,5 +1,4 @@
-"""The tables of a recipe: typed, frozen. A field's description, unit and source are what `recipes explain`
-prints.
+"""The typed, frozen tables of a recipe. `recipes explain` prints each field's description, unit and source.
 
 Every field here is read by a job; a test checks this.
 """
@@ -32,17 +31,17 @@ UNSET = "unset"  # stands for null, which TOML lacks
 
 
 def _tuple(value: Any) -> Any:
-    """TOML arrays are lists; frozen sections hold tuples."""
+    """Convert a TOML array: frozen sections hold tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def _several(value: Any) -> Any:
-    """Accept one value for a list of it, as people type it after --set: log.trackers=tensorboard."""
+    """Accept one value for a list of it, as typed after --set: log.trackers=tensorboard."""
     return (value,) if isinstance(value, str | int | float) else _tuple(value)
 
 
 def _numbers(value: Any) -> Any:
-    """Accept comma-separated numbers, fewshot.shots=1,5: they are not TOML, and arrive as a string."""
+    """Accept comma-separated numbers, as fewshot.shots=1,5, which are not TOML and arrive as a string."""
     if not isinstance(value, str):
         return _several(value)
     try:
@@ -52,7 +51,7 @@ def _numbers(value: Any) -> Any:
 
 
 def _strengths(values: tuple[float, ...]) -> tuple[float, ...]:
-    """Check the strengths of a colour jitter; one number is that of brightness, contrast and saturation."""
+    """Check colour jitter strengths; a single number applies to brightness, contrast and saturation."""
     values = values * 3 if len(values) == 1 else values
     if len(values) not in (0, 3, 4) or any(value < 0 for value in values) or max(values[3:], default=0) > 0.5:
         raise ValueError("should be one strength, three or four of 0 or more, the fourth (hue) at most 0.5")
@@ -76,9 +75,7 @@ Pair = Annotated[tuple[float, float], AfterValidator(_range), BeforeValidator(_n
 
 
 def knob(default: Any, what: str, *, unit: str = "", source: str = "", **limits: Any) -> Any:
-    """Define one recipe value: default (`...` when it must be given), what it does, its unit, and where
-    the paper says so.
-    """
+    """Define one recipe value: default (`...` if required), description, unit, and the paper's section."""
     return Field(default, description=what, json_schema_extra={"unit": unit, "source": source}, **limits)
 
 
@@ -90,7 +87,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _none_in_toml(cls, given: Any) -> Any:
-        """With `UNSET`, --set undoes a value of a recipe."""
+        """Convert `UNSET`, with which --set undoes a recipe's value."""
         if not isinstance(given, dict) or UNSET not in given.values():
             return given
         may_be = {name for name, field in cls.model_fields.items() if field.default is None}
@@ -99,11 +96,7 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _is_bounded(cls, value: Any, info: ValidationInfo) -> Any:
-        """Check every number of a recipe: beyond this limit steps, bytes and operations no longer fit into a
-        float.
-
-        A learning rate may be far larger: nothing is counted by it, and a training that diverges stops.
-        """
+        """Check that steps, bytes and operations fit into a float; a learning rate may be far larger."""
         most = 1e200 if info.field_name == "lr" else MOST_NUMBER
         numbers = (
             value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
@@ -114,11 +107,11 @@ class Section(BaseModel):
         return value
 
     def _sets(self, *keys: str) -> str:
-        """Return these of `keys` that are not at their default, for a message."""
+        """Return those of `keys` that are not at their default, for a message."""
         return ", ".join(key for key in keys if getattr(self, key) != type(self).model_fields[key].default)
 
     def _refusing(self, *problems: tuple[object, str]) -> Self:
-        """Return this table. Raises ValueError with the text of the first problem whose condition is true."""
+        """Return this table, or raise ValueError with the text of the first problem that applies."""
         refuse(ValueError, *problems)
         return self
 
@@ -126,7 +119,7 @@ class Section(BaseModel):
 class Model(Section):
     """[model] The network. Its image size is data.image_size, its number of classes comes from the data.
 
-    Unset fields take the value of the named model; fields that its family lacks cannot be set.
+    Unset fields default to the named model's value; fields that its family lacks cannot be set.
     """
 
     name: str = knob(
@@ -220,9 +213,7 @@ class Model(Section):
 
 
 class MaskedPatch(Section):
-    """[masked_patch] Self-supervision of loss.name = 'masked_patch': predict what corrupted patches looked
-    like.
-    """
+    """[masked_patch] Self-supervision by loss.name = 'masked_patch': predict corrupted patches."""
 
     target: Literal["mean_color", "downsized", "pixels"] = knob(
         "mean_color",
@@ -250,7 +241,7 @@ Rate = Annotated[float | Literal["as_stored"], BeforeValidator(_rate)]
 
 
 def weights_choice(text: str) -> str:
-    """Return the text if it is one that --weights takes. Raises ValueError."""
+    """Return the text if it is valid for --weights, or raise ValueError."""
     if text and not re.fullmatch("last|best|ema|model|[0-9]{1,18}", text):
         raise ValueError(f"{text!r} should be last, best, ema, model or the number of a step")
     return text
@@ -262,7 +253,7 @@ _MOST_COLOUR = 10.0
 def colour_problems(
     mean: tuple[float, ...], std: tuple[float, ...]
 ) -> tuple[tuple[bool, str], tuple[bool, str]]:
-    """Return why images could not be normalised by these values in float32, for `Section._refusing`."""
+    """Return why images cannot be normalised by these values in float32, for `Section._refusing`."""
     return (
         (
             not all(abs(value) <= LARGEST for value in (*mean, *std)) or min(std) < SMALLEST,
@@ -280,7 +271,7 @@ _GIVEN = "if the weights do not record it, or record it wrongly; unset: as recor
 
 
 class WeightsSource(Section):
-    """[weights] Where a job takes its pre-trained weights from."""
+    """[weights] The source of a job's pre-trained weights."""
 
     source: Annotated[str, AfterValidator(full_address)] = knob(
         "newest",
@@ -347,15 +338,13 @@ class StartWeights(WeightsSource):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerRow:
-    """An optimizer that `optimizer.name` can choose.
+    """An optimizer for `optimizer.name`.
 
     Args:
-        name: as typed.
-        what: for `vitctl recipes explain`.
         knobs: keys of [optimizer] that not every optimizer has.
         slots: numbers that it keeps for each weight.
         builder: `module:function` that takes parameters and [optimizer], and returns a torch optimizer. It
-            makes its state before the first step, so that checkpoints can be loaded, and skips a step whose
+            creates its state before the first step, so that checkpoints can be loaded, and skips a step whose
             `found_inf` is set.
         defaults: values of keys that differ from those of [optimizer].
     """
@@ -675,7 +664,7 @@ class Loss(Section):
 
 
 class FinetuneLoss(Loss):
-    """[loss] What is minimised, in float32."""
+    """[loss] The loss to minimise, in float32."""
 
     name: Literal["sigmoid", "softmax"] = knob(
         ..., "sigmoid: sum of binary cross-entropies over classes", source="issue 34; 3.1"
@@ -683,9 +672,7 @@ class FinetuneLoss(Loss):
 
 
 class Averaging(Section):
-    """[averaging] Polyak averaging of the weights; the averaged weights are scored and kept beside the
-    others.
-    """
+    """[averaging] Polyak averaging of the weights; the average is scored and stored with the weights."""
 
     decay: float = knob(
         0.0,
@@ -712,9 +699,7 @@ class Averaging(Section):
 
 
 class LoRA(Section):
-    """[lora] Low-rank adapters: weights stay frozen, and products of two small matrices beside linear layers
-    are trained, with the head.
-    """
+    """[lora] Low-rank adapters: pairs of small matrices on frozen linear layers train, with the head."""
 
     rank: int = knob(
         0, "rank r of the adapters; 0: off, every weight is trained", source="LoRA, 4.1", ge=0, le=4096

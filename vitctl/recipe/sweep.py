@@ -1,7 +1,4 @@
-"""A sweep over a grid: recipes, and which of their values are varied.
-
-Each combination is one cell, with a name and overrides.
-"""
+"""A sweep over a grid of recipe values. Each combination is a cell, with a name and overrides."""
 
 import itertools
 import re
@@ -22,9 +19,7 @@ Setting = dict[str, Any]
 
 @dataclass(frozen=True)
 class SweepCell:
-    """One run of a sweep: the name of its folder, its recipe, what it varies, and all overrides of the
-    recipe.
-    """
+    """One run of a sweep: its folder name, its recipe, what it varies, and all overrides of the recipe."""
 
     name: str
     recipe: str
@@ -36,13 +31,7 @@ class SweepCell:
 class Sweep:
     """A sweep: every recipe with every cell of `cells` and every combination of `axes`.
 
-    Args:
-        name: for the run folder.
-        note: one line that describes it.
-        recipes: names or paths.
-        fixed: values of all runs.
-        cells: single combinations that are not a grid; each sets its own keys.
-        axes: dotted key -> values.
+    `cells` are single combinations outside the grid, `axes` maps dotted keys to values.
     """
 
     name: str
@@ -54,16 +43,11 @@ class Sweep:
 
 
 def sweep_names() -> list[str]:
-    """Return the names of the shipped sweeps, sorted."""
     return sorted(path.stem for path in _folder().glob("*.toml"))
 
 
 def find_sweep(name: str) -> Sweep:
-    """Return a shipped sweep, a .toml file of a sweep, or a recipe that is varied by --grid alone.
-
-    Raises:
-        RecipeError: the file is not a sweep; an unknown name is reported when the recipe is loaded.
-    """
+    """Return a shipped sweep, a .toml file of a sweep, or a recipe that is varied by --grid alone."""
     path = Path(name)
     if name in sweep_names():
         path = _folder() / f"{name}.toml"
@@ -75,11 +59,7 @@ def find_sweep(name: str) -> Sweep:
 
 
 def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
-    """Parse `key=v1,v2` as typed after --grid: as TOML if all values are TOML, else all are strings.
-
-    Raises:
-        RecipeError: it is not of that form, or has a value twice.
-    """
+    """Parse `key=v1,v2` as typed after --grid: as TOML if all values are TOML, else all are strings."""
     key, found, values = text.partition("=")
     if not found or not key.strip() or not values.strip():
         raise RecipeError(
@@ -97,12 +77,11 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
 def expand_sweep(
     sweep: Sweep, axes: Mapping[str, tuple[Any, ...]], sets: Iterable[Override]
 ) -> list[SweepCell]:
-    """Return all cells of a sweep, in the order in which they are run: the last axis changes fastest.
+    """Return all cells of a sweep, in run order: the last axis changes fastest.
 
     Args:
-        sweep: found by `find_sweep`.
-        axes: of --grid, in addition to the sweep's own; the same key replaces it.
-        sets: of --set, they override everything.
+        axes: from --grid, in addition to the sweep's; the same key replaces it.
+        sets: from --set, which take precedence over everything.
 
     Raises:
         RecipeError: nothing varies, a key is varied and set, or two cells are the same.
@@ -185,14 +164,11 @@ def _axis(where: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _flat(table: Mapping[str, Any]) -> Setting:
-    """Return nested tables by dotted key."""
     return {".".join(path): value for path, value in leaves(table)}
 
 
 def _words(keys: Iterable[str]) -> dict[str, str]:
-    """Return the short form of each key in run names: its last part, or all of it where two keys have the
-    same last part.
-    """
+    """Return the short form of each key in run names: its last part if unique, else the full key."""
     keys = list(keys)
     ends = [key.rpartition(".")[2] for key in keys]
     return {
@@ -202,6 +178,5 @@ def _words(keys: Iterable[str]) -> dict[str, str]:
 
 
 def _word(value: Any) -> str:
-    """Return a value as a part of a folder's name."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return re.sub(r"[^\w.+-]+", "-", text).strip("-.") or "none"

@@ -1,32 +1,31 @@
-"""What the options of other programs are called here: timm, Hugging Face's Trainer, MAE, DeiT, BEiT, peft,
-torchvision, ultralytics, lightly-train and getitune. docs/moving.md explains them.
+"""Counterparts of other programs' options; docs/moving.md explains them.
 
-A wrong guess trains another network than the one meant, so the table answers before any likeness of spelling.
+The programs are timm, Hugging Face's Trainer, MAE, DeiT, BEiT, peft, torchvision, ultralytics, lightly-train
+and getitune. A wrong guess trains a different network, so this table takes precedence over similar spelling.
 """
 
 from typing import NamedTuple
 
 
 class Synonym(NamedTuple):
-    """What a word of other programs is here.
+    """The counterpart here of another program's option.
 
-    `here` has keys of recipes (with a value where one does what the word says), options or a command,
-    separated by commas; "" where vitctl has nothing like it. `note` says how the value changes, or what
-    differs.
+    `here` has recipe keys (with a value if it does the same), options or a command, separated by commas; ""
+    if vitctl has nothing like it. `note` says how the value changes, or what differs.
     """
 
     here: str
     note: str = ""
-    same: bool = False  # a value means the same, whatever the note says
+    same: bool = False  # the value means the same, despite the note
 
     @property
     def keeps_value(self) -> bool:
-        """Whether a typed value can be taken over as it is."""
+        """Return whether a typed value can be used unchanged."""
         return self.same or not self.note
 
     @property
     def remark(self) -> str:
-        """The note in parentheses, to go after a text."""
+        """The note in parentheses, to append to a text."""
         return f" ({self.note})" if self.note else ""
 
     @property
@@ -365,5 +364,5 @@ SYNONYMS = {
 
 
 def synonym(word: str) -> Synonym | None:
-    """Return what a word of another program, with any dashes and capitals, is here."""
+    """Return the counterpart of another program's option, with any dashes and capitals."""
     return SYNONYMS.get(word.lstrip("-").replace("-", "_").lower())

@@ -1,4 +1,4 @@
-"""Recipes as TOML with the origin of each value, and what a key means."""
+"""Recipes as TOML with the origin of each value, and explanations of keys."""
 
 import json
 import re
@@ -20,7 +20,7 @@ _OF_NETWORK = (
     r"machine\.(precision|device|attention)|weights\..*|evaluation\.labels"
     r"|data\.(exif_orientation|truncated|eval_method|eval_resize|eval_resample|image_size)"
 )
-# The keys that each command with a recipe of this job reads; of other jobs all.
+# The keys that each command with a recipe for this job reads; for other jobs all.
 _COMMANDS = {
     "evaluate": {
         "evaluate": r".*",
@@ -34,22 +34,14 @@ _COMMANDS = {
 
 
 def to_toml(loaded: Loaded, *, origins: bool = True, defaults: bool = True) -> str:
-    """Return the whole recipe as TOML that `load_recipe` reads back to an equal recipe.
-
-    Args:
-        loaded: a checked recipe.
-        origins: add the origin of each value as a comment.
-        defaults: also values that no file and no flag set.
-    """
+    """Return the complete recipe as TOML that `load_recipe` reads back to an equal recipe."""
     lines = [f"# {one_line(loaded.name)}, resolved; the origin of each value follows it"] if origins else []
     _table(loaded.recipe, "", loaded, origins, lines, defaults)
     return "\n".join(lines) + "\n"
 
 
 def written_name(path: Path) -> str:
-    """Return the name of the recipe that `to_toml` wrote to a file, from its first line; "" if there is
-    none.
-    """
+    """Return the name of the recipe that `to_toml` wrote to a file, from its first line; "" if none."""
     try:
         with path.open(encoding="utf-8") as file:
             match = RESOLVED.match(file.readline())
@@ -70,9 +62,7 @@ def flat(section: BaseModel, prefix: str = "") -> dict[str, Any]:
 
 
 def differences(first: Recipe, second: Recipe) -> list[tuple[str, Any, Any]]:
-    """Return dotted key and both values of everything in which two recipes differ; None stands for a key
-    that one lacks.
-    """
+    """Return dotted key and both values wherever two recipes differ; None for a key that one lacks."""
     one, two = flat(first), flat(second)
     return [
         (key, one.get(key), two.get(key))
@@ -108,7 +98,7 @@ def _table(
         if isinstance(value, BaseModel):
             inner.append(name)
             continue
-        is_unused = name == "dataset" and bool(getattr(section, "path", ""))  # which overrides it
+        is_unused = name == "dataset" and bool(getattr(section, "path", ""))  # path overrides dataset
         if not defaults and (is_unused or not _is_set(loaded, prefix + name)):
             continue
         text = f"{name} = {toml_value(value)}" if value is not None else f"# {name} is unset"
@@ -127,11 +117,7 @@ def _is_set(loaded: Loaded, key: str) -> bool:
 
 
 def explain(key: str) -> list[str]:
-    """Explain a dotted key, or all keys of a section, in lines.
-
-    Raises:
-        RecipeError: no recipe has such a key; the nearest ones are suggested.
-    """
+    """Explain a dotted key, or all keys of a section, in lines. Raises RecipeError with the nearest keys."""
     known = list(dict.fromkeys(name for schema in JOBS.values() for name in every_key(schema)))
     asked = [key] if key in known else [name for name in known if name.startswith(key + ".")]
     if asked:
@@ -148,9 +134,7 @@ def explain(key: str) -> list[str]:
 
 
 def _entries(key: str) -> list[str]:
-    """Return one entry, or one for each group of jobs, and of other commands that read the key, for which it
-    has a different default or meaning.
-    """
+    """Return an entry for each distinct default or meaning of a key, with the commands that read it."""
     jobs: dict[tuple[str, ...], list[str]] = {}
     for job, schema in JOBS.items():
         if key in every_key(schema):
@@ -211,5 +195,5 @@ def _limit(item: object) -> str:
 
 
 def as_flags(changes: Iterable[tuple[str, Any, Any]]) -> str:
-    """Return flags that make changes, as `differences` gives them; each follows a space."""
+    """Return flags that make changes, in the form of `differences`; each follows a space."""
     return "".join(f" --set {typed(f'{key}={toml_value(value) or UNSET}')}" for key, _, value in changes)

@@ -1,9 +1,9 @@
-"""Addresses of files: what may be requested, and what of an address may be stored.
+"""Addresses of files: which may be requested, and which part of an address may be stored.
 
 The text of an address is scheme, host, port and path. Only the text is stored, printed, hashed and compared.
 Its query may be a signature or a token: `without_queries` moves it to the environment variable
-VITCTL_ADDRESSES, which the processes of a run inherit, and `with_query` returns it to the HTTP client alone.
-A user sets the same variable to give a query again.
+VITCTL_ADDRESSES, which the processes of a run inherit, and only `with_query` returns it, for the HTTP client.
+Users set the same variable to supply a query again.
 """
 
 import os
@@ -18,32 +18,29 @@ from vitctl.system.text import has_control, one_line
 
 VARIABLE = "VITCTL_ADDRESSES"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_MAX_LETTERS = 100_000  # of the variable: Linux passes 131,072 bytes to a process
+_MAX_LETTERS = 100_000  # limit of the variable: Linux passes 131,072 bytes to a process
 _MAX_PORT = 65_535
 _WEB = ("http", "https")
 _START = r"""(?:(?<![a-z0-9+.-])[a-z0-9+.-]*://|(?<![^='",@\s])https?:(?!//))"""
-# In quotes up to the closing one, in a list up to the next address, else to the end: a space is then an
-# error.
+# In quotes up to the closing one, in a list up to the next address, else to the end: spaces are errors then.
 _ADDRESS = re.compile(
     rf"""(?<="){_START}[^"]*|(?<='){_START}[^']*|{_START}(?:(?!,{_START}).)*""", re.I | re.S
 )
 _IN_PROSE = re.compile(rf"{_START}\S*", re.I)
 _HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-f:.]+\])(?::(\d{1,5}))?", re.I)
-_SPLIT = re.compile(r":[a-z][^:]*(?:\[.*)?$", re.I)  # behind a host without a path, as predict takes it
+_SPLIT = re.compile(r":[a-z][^:]*(?:\[.*)?$", re.I)  # after a host without a path, as in predict
 _NAME = re.compile(r"[\w.-]+")
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+:/)", re.I)  # pathlib makes one slash of two
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+:/)", re.I)  # pathlib merges two slashes
 _HALF = re.compile(
     r"(?:hf:(?![\w.-]+/[\w./-]+$)|(?:s3|gs|https?|pipe):)(?!//)"
 )  # its query is not known to be one, and would be printed
 
 
 def without_queries(*texts: str, error: type[VitctlError] = RecipeError, over: bool = True) -> list[str]:
-    """Return texts with every address in them reduced to its text; their queries are kept for the HTTP
-    client.
+    """Return texts with every address in them reduced to its text; queries are kept for the HTTP client.
 
     Args:
         texts: addresses, lists of them, or any other texts, which are unchanged.
-        error: type to raise.
         over: replace the query that an address already has; False for files, which may be older than the
             command line.
 
@@ -80,11 +77,7 @@ def without_queries(*texts: str, error: type[VitctlError] = RecipeError, over: b
 
 
 def check_local(said: str, path: object, error: type[Exception] = RecipeError) -> str:
-    """Return a path of a file or folder on a disk, which `said` is the option or key of.
-
-    Raises:
-        error: it is an address: its scheme would become the name of a local folder.
-    """
+    """Return a local path, given by the option or key `said`; raises `error` for an address."""
     if match := _SCHEME.match(str(path)):
         raise error(
             f"{said}{' ' * bool(said)}{match[1]}...",
@@ -95,7 +88,7 @@ def check_local(said: str, path: object, error: type[Exception] = RecipeError) -
 
 
 def value_without_queries(value: Any, *, over: bool = True) -> Any:
-    """Return a value of a recipe, nested or not, with every text in it as `without_queries` returns it."""
+    """Return a recipe value, nested or not, with every text in it reduced by `without_queries`."""
     match value:
         case str() if ":" in value:
             return without_queries(value, over=over)[0]
@@ -107,9 +100,7 @@ def value_without_queries(value: Any, *, over: bool = True) -> Any:
 
 
 def with_query(text: str) -> str:
-    """Return the text of an address with its query, or with that of the folder above it; for the HTTP client
-    alone.
-    """
+    """Return an address with its query, or that of a folder above it; for the HTTP client only."""
     held = _held()
     above = (scope for scope in held if text == scope or text.startswith(f"{scope}/"))
     scope = max(above, key=len, default="")
@@ -117,12 +108,9 @@ def with_query(text: str) -> str:
 
 
 def check(address: str, error: type[VitctlError], schemes: tuple[str, ...] = ()) -> str:
-    """Return the text of an address that may be requested: https, http from this machine, and the given
-    schemes.
+    """Return the text of an address that may be requested: https, http from this machine, or `schemes`.
 
-    Raises:
-        error: another scheme, a command, a user name, or a path that leaves its folder. The message holds no
-            secret.
+    Raises `error`, whose message holds no secret, also for a user name or a path that leaves its folder.
     """
     (given,) = without_queries(address, error=error)
     text, _ = split(given, error)
@@ -145,8 +133,7 @@ def check(address: str, error: type[VitctlError], schemes: tuple[str, ...] = ())
 def split(address: str, error: type[VitctlError]) -> tuple[str, str]:
     """Return text and query of one address. A fragment is dropped: no server receives it.
 
-    Raises:
-        error: it is malformed or names a user. What may be a password is not in the message.
+    Raises `error` if it is malformed or names a user; the message omits what may be a password.
     """
     head = re.split(r"[?#]", address, maxsplit=1)[0]
     query = address[len(head) + 1 :].partition("#")[0] if address[len(head) :].startswith("?") else ""
@@ -178,16 +165,14 @@ def split(address: str, error: type[VitctlError]) -> tuple[str, str]:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """Return the pattern of addresses in a text. In prose, which begins with words, an address ends at a
-    space.
-    """
+    """Return the pattern of addresses in a text; in prose, which begins with words, they end at a space."""
     first = _IN_PROSE.search(text)
     before = text[: first.start()] if first else ""
     return _IN_PROSE if any(map(str.isspace, before)) and before[-1] not in "\"'" else _ADDRESS
 
 
 def _held() -> dict[str, str]:
-    """Scope -> query, from the environment."""
+    """Return scope -> query, from the environment."""
     return _parsed(os.environ.get(VARIABLE, ""))
 
 
@@ -201,9 +186,7 @@ def _parsed(value: str) -> dict[str, str]:
 
 
 def _by_scope(found: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Queries by the addresses that they serve: of a shard the whole folder, whose index it needs, unless its
-    query differs.
-    """
+    """Map scopes to queries: a shard's scope is its folder, with the index, unless its query differs."""
     held: dict[str, str] = {}
     for text, query in found:
         folder = text.partition("{")[0].rpartition("/")[0]

@@ -1,4 +1,4 @@
-"""The look of all matplotlib figures, and how they are written. Matplotlib is imported when it is needed."""
+"""The style of all matplotlib figures, and how they are written. Matplotlib is imported on demand."""
 
 import importlib.util
 import textwrap
@@ -17,15 +17,15 @@ INK, PALE, BLUE, GREY = "#222222", "#6b6b6b", "#2a6fbb", "#d9d9d9"
 SERIES = (BLUE, "#c8553d", "#3d8b5f", "#8a5fb0", "#b58a2b", "#5c6b73")
 NOT_INSTALLED = "matplotlib is not installed; pip install 'vitctl[plots]' brings it"
 
-_HEADING, _LINE = 0.46, 0.15  # inches over a picture, and for each line of facts
-_LETTERS = 15.5  # of the facts that fit into an inch
+_HEADING, _LINE = 0.46, 0.15  # inches above a figure, and per line of facts
+_LETTERS = 15.5  # letters of the facts per inch
 _FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts")
 _MOST_FONTS = 2000
 _SPECIAL = ("Math", "Bold", "Oblique", "Italic", "Light", "Thin", "Black", "Mono", "Serif", "Condensed")
 _NO_LETTER = "\uffff"
 
 
-# Fonts: the first is Pillow's or matplotlib's; others are those of the machine, where a name needs one.
+# Fonts: the first is Pillow's or matplotlib's; the machine's are used if a name needs one.
 
 
 @cache
@@ -43,7 +43,7 @@ def _font(path: str, size: int) -> Any:
 
 @lru_cache(65_536)
 def _has(path: str, letter: str) -> bool:
-    """Return whether a font draws a letter, and not the box that stands for those it lacks."""
+    """Return whether a font draws a letter, and not the placeholder box."""
     try:
         font = _font(path, 15)
         return letter.isspace() or bytes(font.getmask(letter)) != bytes(font.getmask(_NO_LETTER))
@@ -53,7 +53,7 @@ def _has(path: str, letter: str) -> bool:
 
 @lru_cache(4096)
 def font_path(text: str, first: str = "") -> str:
-    """Return the path of the font that has the most letters of a text, `first` where it has as many."""
+    """Return the path of the font with the most letters of a text; `first` wins ties."""
     lacking = {letter for letter in text if not _has(first, letter) and unicodedata.category(letter) != "Cf"}
     if not lacking:
         return first
@@ -85,7 +85,6 @@ def _drawable(letter: str, path: str) -> str:
 
 
 def can_plot() -> bool:
-    """Return whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -100,14 +99,14 @@ def new_figure(width: float, height: float) -> Any:
 
 
 class Heading(NamedTuple):
-    """Over a picture: what it shows, and of which weights, layer and images."""
+    """The heading of a figure: what it shows, and for which weights, layer and images."""
 
     title: str
     facts: str
 
 
 def headed_figure(width: float, height: float, heading: Heading) -> Any:
-    """Return a figure with a body of this size, in inches, and a heading over it."""
+    """Return a figure with a body of this size, in inches, below a heading."""
     lines = textwrap.wrap(heading.facts, int(_LETTERS * width), break_long_words=False) or [""]
     whole = height + _HEADING + _LINE * len(lines)
     figure = new_figure(width, whole)
@@ -124,7 +123,7 @@ def plain_axes(axes: Any, *, x: str = "", y: str = "", title: str = "", grid: st
 
     Args:
         axes: of matplotlib.
-        x, y, title: labels; "": left as they are.
+        x, y, title: labels; "": unchanged.
         grid: "x", "y" or "both" draws grid lines behind the data.
     """
     axes.tick_params(labelsize=8, colors=INK)
@@ -142,9 +141,7 @@ def plain_axes(axes: Any, *, x: str = "", y: str = "", title: str = "", grid: st
 
 
 def label_text(text: str) -> str:
-    """Return a name as a label: dollar signs do not start a formula, control characters are escaped, and so
-    are letters that no font has; `save_figure` chooses the font.
-    """
+    """Return a name as a label: dollar signs, control characters and undrawable letters are escaped."""
     return drawable(one_line(text), 15, _matplotlib_font())[0].replace("$", r"\$")
 
 
@@ -156,13 +153,7 @@ def _matplotlib_font() -> str:
 
 
 def save_figure(figure: Any, path: Path, title: str = "") -> Path:
-    """Write a figure as .png or .svg, atomically; the same figure gives the same bytes.
-
-    Args:
-        figure: of matplotlib.
-        path: the file; its suffix is the format.
-        title: above all panels, at the left.
-    """
+    """Write a figure as .png or .svg by its suffix, atomically; the same figure gives the same bytes."""
     from matplotlib import rc_context
     from matplotlib.font_manager import FontProperties
     from matplotlib.text import Text
@@ -176,6 +167,6 @@ def save_figure(figure: Any, path: Path, title: str = "") -> Path:
     kind = path.suffix[1:].lower()
     undated = {"Software": None} if kind == "png" else {"Date": None}
     with atomic_write(path) as aside, rc_context({"svg.hashsalt": "vitctl"}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # it is drawn as a box
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
         figure.savefig(aside, format=kind, metadata=undated)
     return path

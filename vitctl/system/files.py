@@ -30,16 +30,16 @@ _CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking: opening a FIFO must not hang
 _PERMISSIONS = 0o666  # minus the umask
-# What network mounts, FUSE and containers answer where they lack something: fsync of a folder, modes, locks.
+# Errors of network mounts, FUSE and containers for unsupported operations: fsync of a folder, modes, locks.
 _LACKING = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY}
 _LACKING |= {errno.EPERM, errno.EACCES, errno.ENOLCK, errno.ENODEV, errno.EISDIR}
 _NAME_BYTES = 240  # most file systems take 255; temporary files have a prefix and a suffix
 
 
 def inside(folder: Path, *names: str, error: type[VitctlError], where: object = "") -> Path:
-    """Return the path of a file or folder in `folder`, or deeper, by names from data or records.
+    """Return the path of a file or folder inside `folder`, from untrusted names.
 
-    Every name is one plain part of a path, so that the result is always inside of `folder`. `where` is the
+    Each name must be one plain path component, so that the result cannot leave `folder`. `where` is the
     source of the names, for the message.
 
     Raises:
@@ -56,14 +56,12 @@ def inside(folder: Path, *names: str, error: type[VitctlError], where: object = 
 
 
 def leads_out(name: str) -> bool:
-    """Return whether a path, such as the name of an archive's member, is absolute or climbs by `..`."""
+    """Return whether a path, such as an archive member's name, is absolute or climbs by `..`."""
     return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
 
 
 def can_write_into(folder: Path) -> bool:
-    """Return whether a file can be made in a folder. It is tried, because permissions tell nothing of a
-    read-only disk or of /proc.
-    """
+    """Return whether a file can be created in a folder: it is tried, as permissions miss a read-only disk."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -72,9 +70,9 @@ def can_write_into(folder: Path) -> bool:
 
 
 def check_place(said: str, file: Path) -> None:
-    """Raise RecipeError if a file, which `said` is the flag or key of, cannot be written into its folder.
+    """Raise RecipeError if a file, given by the flag or key `said`, cannot be written into its folder.
 
-    A missing folder can be, if it can be made in the nearest one above.
+    A missing folder counts as writable if it can be created in its nearest existing parent.
     """
     folder = next(path for path in file.absolute().parents if path.exists())
     if not can_write_into(folder):
@@ -82,16 +80,14 @@ def check_place(said: str, file: Path) -> None:
 
 
 def check_free(flag: str, file: Path, taken: Iterable[Path], mark: bytes = b"") -> None:
-    """Check the place of an output that a flag names, before the work.
+    """Check the place of an output given by a flag, before the work.
 
     Args:
-        flag: it, for the message.
-        file: a file, or a folder.
-        taken: files and folders that the command itself reads or writes; the output is not in such a folder.
+        taken: files and folders that the command itself reads or writes; the output may not be inside them.
         mark: bytes near the start of every such output: no other file is replaced; b"": any may be.
 
     Raises:
-        RecipeError: the output would be lost or would replace something else, a file of a checkpoint too.
+        RecipeError: the output would be lost or would replace something else, such as a file of a checkpoint.
     """
     check_place(flag, file)
     path = file.resolve()
@@ -111,7 +107,7 @@ def check_free(flag: str, file: Path, taken: Iterable[Path], mark: bytes = b"") 
 
 @contextmanager
 def if_offered() -> Iterator[None]:
-    """Leave the block early where the disk does not offer what it does; a disk that fails is an error."""
+    """Leave the block early if the disk does not support an operation; a disk failure is still raised."""
     try:
         yield
     except OSError as error:
@@ -120,13 +116,13 @@ def if_offered() -> Iterator[None]:
 
 
 def restore_mode(path: Path, mode: int) -> None:
-    """Give a file the permissions that it was created with, on a disk that has them."""
+    """Set a file's permissions, if the disk supports them."""
     with if_offered():
         os.chmod(path, mode)
 
 
 def free_bytes(folder: Path | str) -> float:
-    """Return the free space of a disk; infinity where the disk does not tell it: 0 bytes of 0."""
+    """Return the free space of a disk in bytes; infinity if the disk does not report it (0 of 0)."""
     with if_offered():
         if (usage := shutil.disk_usage(folder)).total:
             return usage.free
@@ -141,9 +137,8 @@ def sweep(folder: Path, name: str = "*", seconds: float = ABANDONED_SECONDS) -> 
     """Remove temporary files of `atomic_write` that killed processes left in a folder.
 
     Args:
-        folder: where they are.
-        name: pattern of the names of the final files.
-        seconds: since their last change; 0 where only this machine writes into the folder.
+        name: glob pattern for the names of the final files.
+        seconds: minimum age; 0 if only this machine writes into the folder.
     """
     for left in folder.glob(f".{name}.*.partial"):
         written_by = _TEMPORARY.fullmatch(left.name)
@@ -155,14 +150,12 @@ def sweep(folder: Path, name: str = "*", seconds: float = ABANDONED_SECONDS) -> 
 
 @contextmanager
 def atomic_write(path: Path, *, flushed: bool = True) -> Iterator[Path]:
-    """Atomic write: yields a temporary file in the same folder. At the end of the block it is flushed and
-    renamed to `path`.
+    """Yield a temporary file in the same folder; after the block it is flushed and renamed to `path`.
 
     A reader sees the complete old file or the complete new one; after an error the old one stays. The
     permissions of the new file follow the umask, whichever library wrote it. Symbolic links are not followed.
 
     Args:
-        path: the file to write; its folder exists.
         flushed: whether the file must survive a power failure.
 
     Raises:
@@ -199,27 +192,20 @@ def atomic_write(path: Path, *, flushed: bool = True) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """Write a file atomically."""
     with atomic_write(path) as aside:
         aside.write_bytes(content)
     return path
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a text file atomically, in UTF-8; surrogates, as in undecodable file names, are written as
-    escapes.
-    """
+    """Write a text file atomically, in UTF-8; surrogates, as in undecodable file names, become escapes."""
     with atomic_write(path) as aside:
         aside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
     return path
 
 
 def write_json(path: Path, value: Any, *, sort_keys: bool = False) -> Path:
-    """Write a value as indented JSON, atomically.
-
-    Raises:
-        ValueError: the value holds NaN or an infinity, which are not JSON.
-    """
+    """Write a value as indented JSON, atomically. Raises ValueError if it holds NaN or an infinity."""
     text = json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False)
     return write_text(path, escaped_json(text) + "\n")
 
@@ -227,14 +213,12 @@ def write_json(path: Path, value: Any, *, sort_keys: bool = False) -> Path:
 def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
     """Write a table atomically, in UTF-8 with Unix line ends; the first row is the header.
 
-    Text that a spreadsheet would read as a formula gets a leading quote, and control characters become
-    escapes.
+    Text that a spreadsheet would read as a formula gets a leading quote; control characters become escapes.
     """
     return write_text(path, csv_text(rows))
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Return the lines of a table as `write_csv` writes them."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
@@ -247,7 +231,7 @@ def _safe_cell(cell: object) -> object:
 
 
 def flush(path: Path) -> None:
-    """Make what was written to a file or a folder survive a power failure (fsync), where the disk can."""
+    """Make a file's or folder's content survive a power failure (fsync), if the disk can."""
     with if_offered():
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -257,7 +241,7 @@ def flush(path: Path) -> None:
 
 
 def file_state(path: Path | str) -> tuple[int, ...]:
-    """Return what changes with a file's content: inode, times of change in ns, size; () if it is missing."""
+    """Return inode, change times in ns and size, which change with a file's content; () if it is missing."""
     try:
         found = os.stat(path)
     except OSError:
@@ -266,11 +250,7 @@ def file_state(path: Path | str) -> tuple[int, ...]:
 
 
 def open_regular(path: Path, *, error: type[VitctlError]) -> io.BufferedReader:
-    """Open a regular file for reading.
-
-    Raises:
-        error: it is missing or not readable, or is a folder, a FIFO, a device or a socket; one line.
-    """
+    """Open a regular file for reading; raises `error` if it is missing, unreadable, or of another type."""
     try:
         descriptor = os.open(path, _READ)
     except OSError as problem:
@@ -283,11 +263,7 @@ def open_regular(path: Path, *, error: type[VitctlError]) -> io.BufferedReader:
 
 
 def read_bytes(path: Path, max_bytes: int, *, error: type[VitctlError]) -> bytes:
-    """Return the content of a file of at most `max_bytes`.
-
-    Raises:
-        error: as `open_regular`; or the file is larger, or cannot be read to its end.
-    """
+    """Return the content of a file of at most `max_bytes`. Raises `error` as `open_regular`, or if larger."""
     with open_regular(path, error=error) as file:
         try:
             content = file.read(max_bytes + 1)
@@ -299,16 +275,12 @@ def read_bytes(path: Path, max_bytes: int, *, error: type[VitctlError]) -> bytes
 
 
 def read_json(path: Path, max_bytes: int, *, error: type[VitctlError]) -> Any:
-    """Return the value in a JSON file; NaN and infinities, which are not JSON, are refused.
-
-    Raises:
-        error: as `read_bytes`; or it is not JSON in UTF-8, is nested too deep, or holds NaN or an infinity.
-    """
+    """Return a JSON file's value. Raises `error` as `read_bytes`, or for invalid JSON, NaN or infinity."""
     return parse_json(read_bytes(path, max_bytes, error=error), path, error=error)
 
 
 def parse_json(content: bytes, name: Path | str, *, error: type[VitctlError]) -> Any:
-    """Return the value of JSON text, as `read_json`; `name` is the file to name in the error message."""
+    """Parse JSON like `read_json`; `name` is the file to name in the error message."""
     try:
         return json.loads(
             content.decode("utf-8-sig"), parse_constant=_not_a_number, parse_float=_finite, parse_int=_int
@@ -318,16 +290,14 @@ def parse_json(content: bytes, name: Path | str, *, error: type[VitctlError]) ->
 
 
 def no_links(path: str, flags: int) -> int:
-    """Opener for `open` that does not follow symbolic links: for files that are written in place."""
+    """Open a file without following symbolic links: an opener for files that are written in place."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, _PERMISSIONS)
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the values of TOML text. Lines are limited: parsing time grows with their square.
+    """Parse TOML. Line length is limited, because parsing time grows with its square.
 
-    Raises:
-        ValueError: it is not TOML, has a line that is too long, is nested too deep, or holds numbers of
-            thousands of digits.
+    Raises ValueError: not TOML, a line too long, nested too deeply, or numbers of thousands of digits.
     """
     for number, line in enumerate(text.split("\n"), 1):
         if len(line) > limits.RECIPE_LINE:
@@ -346,10 +316,9 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path, *, error: type[VitctlError]) -> tuple[dict[str, Any], str]:
-    """Return the values in a TOML file, without queries of addresses, and its text.
+    """Return the values in a TOML file, with queries removed from addresses, and its text.
 
-    Raises:
-        error: as `read_bytes`; or it is not TOML in UTF-8, as in `parse_toml`.
+    Raises `error` as `read_bytes` and `parse_toml`, or if it is not UTF-8.
     """
     content = read_bytes(path, limits.RECIPE, error=error)
     try:
@@ -364,11 +333,7 @@ def read_toml(path: Path, *, error: type[VitctlError]) -> tuple[dict[str, Any], 
 
 
 def open_lock(path: Path) -> IO[bytes]:
-    """Open a lock file, created when missing. Symbolic links are not followed, the content is never touched.
-
-    Raises:
-        LaunchError: the path is not a regular file.
-    """
+    """Open a lock file, created if missing, without following links; raises LaunchError for other types."""
     descriptor = os.open(path, _LOCK | os.O_NONBLOCK, _PERMISSIONS)
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
@@ -381,12 +346,11 @@ def lock(descriptor: int, *, waits: bool = False, inherited: bool = True) -> boo
     """Lock an open file or folder until it is closed.
 
     Args:
-        descriptor: of it.
-        waits: for another process that holds the lock.
+        waits: wait for another process that holds the lock.
         inherited: whether child processes hold it too.
 
     Returns:
-        whether it is locked now; False: by another process; None: the disk has no locks.
+        True if locked now; False if another process holds the lock; None if the disk has no locks.
     """
     call = fcntl.flock if inherited else fcntl.lockf
     try:
@@ -417,14 +381,12 @@ _LOCK_SECONDS = 5
 def lock_alone(
     descriptor: int, place: Path, *, error: type[VitctlError], seconds: float | None = None
 ) -> None:
-    """Lock a file or folder, or refuse; on a disk without locks do nothing.
+    """Lock a file or folder, or raise `error`; does nothing on a disk without locks.
 
     Args:
-        descriptor: of what is locked, until it is closed.
-        place: what is written under the lock, for the message.
-        error: what is raised where another process holds the lock.
-        seconds: how long to wait; None: a little, because processes of a killed run hold their lock until
-            they notice.
+        descriptor: of the file or folder, locked until it is closed.
+        seconds: how long to wait; None: 5, because processes of a killed run hold their lock until they
+            notice.
     """
     until = time.monotonic() + (_LOCK_SECONDS if seconds is None else seconds)
     while lock(descriptor) is False:
@@ -435,11 +397,7 @@ def lock_alone(
 
 @contextmanager
 def opened_folder(folder: Path | str) -> Iterator[int]:
-    """Open a folder that is not a symbolic link, for locks; yield its descriptor.
-
-    Raises:
-        OSError: it cannot be opened; EOPNOTSUPP where the disk opens no folders.
-    """
+    """Open a folder that is not a link, for locks. Raises OSError, EOPNOTSUPP if the disk opens none."""
     try:
         descriptor = no_links(str(folder), os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -477,7 +435,7 @@ def _in_words(kind: int) -> str:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: $VITCTL_CACHE, or ~/.cache/vitctl."""
+    """Return the folder of downloads: $VITCTL_CACHE, or ~/.cache/vitctl."""
     given = check_local("VITCTL_CACHE", os.environ.get("VITCTL_CACHE", ""), error=LaunchError)
     return Path(given or Path.home() / ".cache" / "vitctl")
 
@@ -489,18 +447,11 @@ _MAX_LETTERS = 200
 def parsing(
     name: Path | str, error: type[VitctlError], what: str = "damaged, or not what its name says"
 ) -> Iterator[None]:
-    """Convert what a parser raises. Parsers of archives, arrays, tables and images raise some thirty types
-    for malformed input.
-
-    Args:
-        name: the file or folder that is read, for the message.
-        error: type to raise instead.
-        what: what the message says about the file.
+    """Convert what a parser raises: for archives, arrays, tables and images some thirty exception types.
 
     Raises:
         VitctlError: unchanged.
-        OSError, MemoryError: unchanged, where the operating system refused something: disk full, out of
-            memory.
+        OSError, MemoryError: unchanged, if the operating system refused something: disk full, out of memory.
         error: for everything else, in one line, with the original as its cause.
     """
     try:
@@ -514,6 +465,6 @@ def parsing(
 
 
 def error_text(problem: BaseException) -> str:
-    """Type and message of an exception of a library, in one short line."""
+    """Return type and message of a library's exception, in one short line."""
     text = " ".join(str(problem).split())[:_MAX_LETTERS]
     return one_line(f"{type(problem).__name__}: {text}" if text else type(problem).__name__)

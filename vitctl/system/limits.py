@@ -1,4 +1,4 @@
-"""Limits on input, in bytes where the name says nothing else. docs/bounds.md says what each one limits."""
+"""Limits on input, in bytes unless the name says otherwise; docs/bounds.md describes each."""
 
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
 

@@ -1,7 +1,4 @@
-"""A pool of forked worker processes.
-
-They inherit their input, send results through a pipe, and end with their parent.
-"""
+"""A pool of forked workers, which inherit their input, return results by pipe, and end with their parent."""
 
 import os
 import threading
@@ -36,35 +33,30 @@ _USER_ERROR, _BUG, _DONE, _OS_ERROR = -1, -2, -3, -4  # message kinds, sent in p
 
 
 def default_workers() -> int:
-    """One worker per core that this process may use, at most 16."""
+    """Return one worker per core that this process may use, at most 16."""
     return min(_MAX_WORKERS, usable_cores())
 
 
 def run_tasks(
     work: Work[Result], num_tasks: int, *, workers: int, done: Done = lambda _: None
 ) -> list[Result]:
-    """Run independent tasks.
+    """Run independent tasks, and return their results in order.
 
     Args:
         work: called as `work(task, done)`; it calls `done(count)` to report progress, where a worker also
             notices that its parent has died. Its return value is sent back.
-        num_tasks: numbered from 0.
         workers: worker processes; task t runs in worker t % workers. 0: all tasks run in this process.
         done: called in this process with the progress since the last call.
 
-    Returns:
-        the results, in the order of the tasks.
-
     Raises:
-        VitctlError: raised by a task; the other workers are stopped.
+        VitctlError, OSError: raised by a task; the other workers are stopped.
         DataError: a worker was killed.
-        OSError: raised by a task.
     """
     if not workers:
         return [work(task, done) for task in range(num_tasks)]
     results: dict[int, Result] = {}
     with _started_workers(work, num_tasks, min(workers, num_tasks)) as readers:
-        done(0)  # a bar that starts a thread does so after the fork
+        done(0)  # a progress bar may start a thread, which must follow the fork
         for task, message in _messages(readers):
             if task == _USER_ERROR:
                 raise DataError(message)
@@ -113,7 +105,7 @@ def run_each(work: Callable[[int], Result], num_items: int, per_task: int, **how
 def _started_workers(
     work: Work[Any], num_tasks: int, workers: int
 ) -> Iterator[dict[Connection, ForkProcess]]:
-    """Start the workers, by the pipe that each writes to; kill and join them at the end of the block."""
+    """Start the workers, keyed by their pipes; kill and join them at the end of the block."""
     fork, readers = get_context("fork"), dict[Connection, ForkProcess]()
     tied = threading.current_thread() is threading.main_thread()
     shared_lock()
@@ -126,9 +118,9 @@ def _started_workers(
                 target=_serve, args=(work, tasks, writer, inherited, os.getpid(), tied), daemon=True
             )
             with warnings.catch_warnings():
-                # About fork in a process with threads: the workers take no lock that a thread may hold.
+                # Python warns of a fork with threads, but the workers take no lock that a thread may hold.
                 warnings.simplefilter("ignore", DeprecationWarning)
-                with blocked_signals():  # until the worker ignores them, and until it is known here
+                with blocked_signals():  # until the worker ignores them, and is registered here
                     process.start()
                     readers[reader] = process
             writer.close()  # so that the pipe ends when the worker ends
@@ -166,15 +158,15 @@ def _serve(
     parent: int,
     tied: bool,
 ) -> None:
-    """Do the tasks of a worker. It ignores signals that are sent to the process group: the parent stops it.
+    """Run a worker's tasks, ignoring signals to the process group: the parent stops it.
 
-    It ends by `os._exit`: Python's own exit flushes streams, whose locks a thread of the parent may have held
-    at the fork.
+    It ends by `os._exit`: Python's exit flushes streams, whose locks a thread of the parent may have held at
+    the fork.
     """
     ignore_signals()
     if tied:
         end_with_parent(parent)
-    for reader in inherited:  # a writer that holds the reading end waits for ever when the parent is gone
+    for reader in inherited:  # a writer with the reading end open would wait forever if the parent died
         reader.close()
     use_lock(shared_lock())
     count, reported = 0, time.monotonic()

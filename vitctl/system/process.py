@@ -1,4 +1,4 @@
-"""This process: signals, what it waits for, open files, memory."""
+"""This process: signals, its state while it waits, open files, memory."""
 
 import ctypes
 import fcntl
@@ -36,21 +36,13 @@ _TRIM_THRESHOLD, _NUM_MAPPINGS = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of ma
 
 
 def handled_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that this process handles.
-
-    Signals that were ignored at start, as nohup does with SIGHUP, stay ignored.
-    """
+    """Return the signals that this process handles; those ignored at start, as nohup does, stay ignored."""
     return tuple([one for one in SIGNALS if one in _ALWAYS or signal.getsignal(one) != signal.SIG_IGN])
 
 
 @contextmanager
 def signal_handler(handler: Handler, afterwards: signal.Handlers | None = None) -> Iterator[None]:
-    """Install `handler` for all handled signals within the block.
-
-    Args:
-        handler: called with the number of the signal and the frame.
-        afterwards: the handler to set after the block; None: the earlier one.
-    """
+    """Install `handler` for all handled signals within the block, then `afterwards` (None: as before)."""
     before = {number: signal.signal(number, handler) for number in handled_signals()}
     try:
         yield
@@ -60,23 +52,12 @@ def signal_handler(handler: Handler, afterwards: signal.Handlers | None = None) 
 
 
 def is_repeated(number: int, before: Iterable[int]) -> bool:
-    """Return whether a stop signal follows an earlier one: the job should stop at once, without saving.
-
-    Args:
-        number: of the signal.
-        before: numbers of the signals that came earlier.
-    """
+    """Return whether a stop signal follows an earlier one: the job should stop at once, without saving."""
     return number in STOP_SIGNALS and any(other in STOP_SIGNALS for other in before)
 
 
 def handles_signal(process: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal. One that is starting or ending may have none: the
-    signal would kill it.
-
-    Args:
-        process: id of the process.
-        number: of the signal.
-    """
+    """Return whether a process has a handler for a signal; one that starts or ends may have none."""
     if sys.platform != "linux":
         return True
     try:
@@ -88,21 +69,16 @@ def handles_signal(process: int, number: int) -> bool:
 
 
 def ignore_signals(numbers: Sequence[int] = SIGNALS) -> None:
-    """Called in a worker that was forked with these signals blocked: it ignores them from now on, because the
-    parent stops it.
-    """
+    """Ignore signals from now on, in a worker that was forked with them blocked: the parent stops it."""
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def end_with_parent(parent: int) -> None:
-    """Kill this process when its parent ends, however it ends.
+    """Kill this process when its parent, a process number, ends for any reason; it may already have ended.
 
-    On Linux the parent means the thread that started this process: start it from one that lives on.
-
-    Args:
-        parent: its process number; it may have ended before this call.
+    On Linux the parent is the thread that started this process: start it from a long-lived one.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
@@ -111,21 +87,15 @@ def end_with_parent(parent: int) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep what it frees for the next allocation, instead of returning it to the system.
-
-    The tensors of a pass have sizes at which glibc takes fresh pages from the system each time, and the
-    system fills them with zeros.
-    """
-    if hasattr(library := ctypes.CDLL(None), "mallopt"):  # glibc; other libraries go on as before
+    """Let the C library keep freed memory, instead of fetching zeroed pages for each pass."""
+    if hasattr(library := ctypes.CDLL(None), "mallopt"):  # glibc only
         library.mallopt(_NUM_MAPPINGS, 0)
         library.mallopt(_TRIM_THRESHOLD, -1)
 
 
 @contextmanager
 def blocked_signals(numbers: Sequence[int] = SIGNALS) -> Iterator[None]:
-    """Block signals within the block, so that a worker forked there does not receive them before it ignores
-    them.
-    """
+    """Block signals within the block, so that a worker forked there receives none before it ignores them."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -139,34 +109,29 @@ def usable_cores() -> int:
 
 
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-# Those of MPI, which accelerate reads too, and of torchrun's agent.
+# MPI's, which accelerate also reads, and torchrun's.
 _OTHERS = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "PMIX_RANK", "MPI_LOCAL", "TORCHELASTIC_")
 
 
 def forget_ranks(env: MutableMapping[str, str] = os.environ) -> None:
-    """Remove the ranks that a launcher left in the environment of a process that computes alone: accelerate
-    would wait for the others.
-    """
+    """Remove a launcher's ranks from a single process's environment: accelerate would wait for others."""
     for name in [name for name in env if name in RANKS or name.startswith(_OTHERS)]:
         del env[name]
 
 
 def is_main_process() -> bool:
-    """Return whether this process has rank 0 among those of a launcher, or no launcher started it."""
+    """Return whether this process has rank 0, or was not started by a launcher."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @dataclass
 class Place:
-    """Where the main thread is.
+    """The current place of the main thread.
 
     Args:
-        arrivals: operations with the other processes that it has entered: all processes enter the same ones
-            in the same order.
-        step: finished training steps.
+        arrivals: collective operations entered so far; all processes enter them in the same order.
         images_since: `time.monotonic()` when it began to wait for images; None while it does not.
-        loaders: ids of the loader processes that it waits for.
-        told: what a request of this process waits for, for a thread that reports it; None: there is none.
+        told: what a request waits for, for a thread that reports it; None without such a thread.
     """
 
     arrivals: int = 0
@@ -176,12 +141,12 @@ class Place:
     told: str | None = None
 
     def arrive(self) -> None:
-        """Count an operation that waits for the other processes, right before it."""
+        """Count a collective operation, right before it."""
         self.arrivals += 1
 
     @contextmanager
     def waiting_for_images(self, loaders: Sequence[int]) -> Iterator[None]:
-        """Within the block the main thread waits for images of these processes."""
+        """Mark the block as waiting for images of these processes."""
         self.images_since, self.loaders = time.monotonic(), loaders
         try:
             yield
@@ -198,20 +163,12 @@ _OPEN_SHARDS = 64
 
 
 def max_open_shards(limit: int) -> int:
-    """Return how many shards a process may keep open if it may have `limit` descriptors.
-
-    The rest is left for passing batches.
-    """
+    """Return how many shards a process with `limit` descriptors may keep open; batches need the rest."""
     return _OPEN_SHARDS if limit == resource.RLIM_INFINITY else max(4, min(_OPEN_SHARDS, limit // 8))
 
 
 def ensure_descriptors(num_workers: int) -> None:
-    """Raise the soft limit on descriptors where `num_workers` need it. Workers pass batches as descriptors of
-    shared memory.
-
-    Raises:
-        LaunchError: the hard limit is too low.
-    """
+    """Raise the soft limit on descriptors if workers need it, or LaunchError if the hard limit is too low."""
     if not num_workers or sys.platform != "linux":
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -240,33 +197,23 @@ class MemoryLock:
 
 
 _FOR_CHILDREN: list[MemoryLock] = []  # the lock of the workers that this process starts
-_IN_USE: list[MemoryLock] = []  # the lock that this process uses, where it is a worker
+_IN_USE: list[MemoryLock] = []  # the lock that this process uses as a worker
 
 
 def shared_lock() -> MemoryLock | None:
-    """Return the lock that the workers of this process share, created at the first call; None on systems
-    other than Linux.
-    """
+    """Return the lock shared by this process's workers, created on first call; None except on Linux."""
     if not _FOR_CHILDREN and sys.platform == "linux":
         _FOR_CHILDREN.append(MemoryLock(os.memfd_create("vitctl-memory-lock")))
     return _FOR_CHILDREN[0] if _FOR_CHILDREN else None
 
 
 def use_lock(lock: MemoryLock | None) -> None:
-    """Make `acquire` of this worker wait for the lock.
-
-    The parent must not call this: it waits for workers that hold the lock.
-    """
+    """Make `acquire` of this worker wait for the lock; not in the parent, which waits for its workers."""
     _IN_USE[:] = [] if lock is None else [lock]
 
 
 def acquire(num_bytes: int) -> None:
-    """Acquire the lock before an image is decoded, where that needs more than `limits.LARGE`. Small
-    images never wait.
-
-    Args:
-        num_bytes: memory that decoding needs.
-    """
+    """Acquire the lock before decoding an image that needs over `limits.LARGE` bytes; others never wait."""
     for lock in _IN_USE:
         if num_bytes > limits.LARGE and not lock.is_held:
             fcntl.lockf(lock.descriptor, fcntl.LOCK_EX)
@@ -274,7 +221,7 @@ def acquire(num_bytes: int) -> None:
 
 
 def release_lock() -> None:
-    """Release the lock, where it is held, after the memory of large images is freed."""
+    """Release the lock, if held, after the memory of large images is freed."""
     for lock in _IN_USE:
         if lock.is_held:
             lock.is_held = False
@@ -285,8 +232,9 @@ START = "VITCTL_START"
 
 
 def mark_start() -> None:
-    """Give this start of a command a name in the environment: the same in all processes that it starts, and
-    in those that another launcher starts on this node, which have the same parent.
+    """Name this start of a command in the environment, the same for all its processes on this node.
+
+    Processes started by another launcher share their parent, which gives the name.
     """
     is_rank = "RANK" in os.environ or os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
     if is_rank and START in os.environ:
@@ -300,8 +248,9 @@ _TOLD_BYTES = 500
 
 
 def tell(text: str) -> None:
-    """Let the process that started this worker, or the thread that watches this process, know what it waits
-    for, "" for nothing more. If there is neither, print it in a line.
+    """Report what this worker or process waits for, to its parent or watching thread; "" for nothing more.
+
+    Without either, the text is printed as a warning.
     """
     for lock in _IN_USE:
         os.pwrite(lock.descriptor, text.encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES), 0)
@@ -313,7 +262,7 @@ def tell(text: str) -> None:
 
 
 def told() -> str:
-    """Return what this process waits for, or its workers, as one of them told last."""
+    """Return what this process waits for, or what one of its workers reported last."""
     return HERE.told or "".join(
         os.pread(lock.descriptor, _TOLD_BYTES, 0).decode(errors="replace").rstrip(" \0")
         for lock in _FOR_CHILDREN

@@ -1,8 +1,8 @@
-"""Remote files over https://, hf://, s3:// and gs://: many byte ranges at a time, and one retry loop for all.
+"""Remote files over https://, hf://, s3:// and gs://: concurrent byte ranges, and one retry loop for all.
 
-The requests of a process run in fsspec's event loop, which is made anew after a fork. aiohttp carries https
-and hf, fsspec's file systems carry the other schemes. Time and size of a response are limited from its first
-byte, so that one that trickles in times out as one that stalls does. The processes of a node share
+The requests of a process run in fsspec's event loop, which is created anew after a fork. aiohttp handles
+https and hf, fsspec's file systems handle the other schemes. Time and size of a response are limited from its
+first byte, so that a trickling response times out like a stalled one. The processes of a node share
 CONNECTIONS connections.
 """
 
@@ -31,15 +31,15 @@ from vitctl.system.process import tell
 
 CONNECTIONS = 16
 _FILE_CONNECTIONS = 4  # for the parts of one file
-PATIENCE_SECONDS = 60.0  # with a server that answered before; not in a run
-FIRST_SECONDS = 1.5  # with one that never answered, likewise
+PATIENCE_SECONDS = 60.0  # for a server that answered before; not in a run
+FIRST_SECONDS = 1.5  # for one that never answered; not in a run
 PAUSE_SECONDS = 0.5
 PART_BYTES = 8 * 2**20
 HUB = "https://huggingface.co"  # the only host that receives HF_TOKEN
 _LONGEST_PAUSE_SECONDS, _SLOT_SECONDS, _TELL_SECONDS = 30.0, 0.02, 10.0
 LEAST_ATTEMPTS = 3
 _SLOT = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-_RECOVERED_BYTES = 2**20  # in one response: the server works again
+_RECOVERED_BYTES = 2**20  # received in one response: the server works again
 TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
 _ONE_ATTEMPT = {"s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}}}}  # of botocore
@@ -48,8 +48,8 @@ _ETAG = re.compile(r'"[!-~]{0,500}"')  # a weak one does not identify bytes
 _SPAN = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
 _MAX_REDIRECTS, _MAX_DIGITS = 5, 18
 _ANSWERED: set[str] = set()  # hosts
-PATIENCE: list[float] = []  # seconds; the last one is that of the run in progress
-_DOWN: dict[str, tuple[float, float]] = {}  # host -> time since which nothing came from it, and last failure
+PATIENCE: list[float] = []  # seconds; the last is the current run's
+_DOWN: dict[str, tuple[float, float]] = {}  # host -> start of its outage, and time of the last failure
 _OLD_SECONDS = 120.0  # after which a failure belongs to another outage
 
 
@@ -57,22 +57,24 @@ Result = TypeVar("Result")
 
 
 class MissingError(DataError):
-    """The file does not exist."""
+    """The file does not exist on the server."""
 
 
 class GaveUpError(DataError):
-    """The server did not answer, or broke off, for as long as it was waited for."""
+    """The server did not answer, or broke off, until the patience ran out."""
 
     passes = True
 
 
 class NoRangesError(DataError):
-    """The server sends whole files only."""
+    """The server sends complete files only."""
 
 
 class TransientError(Exception):
-    """A failure that a retry may cure. `pause_seconds` is that of Retry-After; `is_unknown`: the
-    host has no address, so it is mistyped if it never answered.
+    """A failure that a retry may cure.
+
+    `pause_seconds` comes from Retry-After. `is_unknown`: the host has no address, so it is mistyped if it
+    never answered.
     """
 
     def __init__(self, text: str, pause_seconds: float = 0.0, *, is_unknown: bool = False) -> None:
@@ -85,16 +87,11 @@ class Span:
     """A range of a remote file, and the local file that it is written to.
 
     Args:
-        url: of the file.
         start, stop: first byte, and end (excluded); None: to the end of the file.
-        file: is written from its byte `at` on.
-        at: see `file`.
-        done: bytes of the range that are there already, of the version `etag`.
-        etag: see `done`.
+        file, at: destination, and the byte at which the range begins in it.
+        done, etag: bytes of the range that are already written, and their version.
         heard: called at the start of every response.
-        progress: called with the bytes done, and in all (0: unknown).
-        num_bytes: size of the whole file; None: unknown.
-        headers: of the last response.
+        progress: called with (end of the bytes done, end of the range or size of the file, 0 if unknown).
     """
 
     url: str
@@ -110,7 +107,6 @@ class Span:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, chunk: bytes) -> None:
-        """Append to the range."""
         self.file.seek(self.at + self.done)
         self.file.write(chunk)
         self.done += len(chunk)
@@ -119,7 +115,7 @@ class Span:
 
 @contextmanager
 def patient(seconds: float) -> Iterator[None]:
-    """Within the block, which is a run, every request waits out an outage for so many seconds."""
+    """Let every request within the block, which is a run, wait out an outage for so many seconds."""
     PATIENCE.append(seconds)
     try:
         yield
@@ -133,26 +129,17 @@ def is_remote(location: str) -> bool:
 
 
 def check_address(url: str) -> str:
-    """Return the text of an address that reads a file: https, hf, s3, gs, and http from this machine.
-
-    Raises DataError.
-    """
+    """Return the text of an address: https, hf, s3, gs, or http on this machine; else raise DataError."""
     return check(url, DataError, ("hf", *_PACKAGES))
 
 
 def hub_address(repository: str, path: str, revision: str = "main") -> str:
-    """Return the URL of a file in a repository on Hugging Face.
-
-    Repositories of data sets begin with `datasets/`.
-    """
+    """Return the URL of a file in a Hugging Face repository; data set repositories begin with `datasets/`."""
     return f"{HUB}/{quote(repository)}/resolve/{quote(revision)}/{quote(path)}"
 
 
 def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-    """Read ranges (url, start, stop excluded) of remote files, all at the same time.
-
-    Raises as `transfer`.
-    """
+    """Read ranges (url, start, stop excluded) of remote files concurrently. Raises as `transfer`."""
     spans = [Span(*one) for one in ranges]
     transfer(spans)
     return [span.file.getvalue() for span in spans]
@@ -161,7 +148,7 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
 def read_file(
     url: str, max_bytes: int, *, patience: float | None = None, since: float | None = None
 ) -> bytes:
-    """Read a whole remote file. Raises as `transfer`."""
+    """Read a complete remote file. Raises as `transfer`."""
     span = Span(url)
     transfer([span], max_bytes, patience=patience, since=since)
     return bytes(span.file.getvalue())
@@ -175,14 +162,9 @@ def copy(
     num_bytes: int | None = None,
     since: float | None = None,
 ) -> list[Span]:
-    """Write a whole remote file to a local one, and return what was fetched. Raises as `transfer`.
+    """Copy a complete remote file to a local one, and return the ranges fetched. Raises as `transfer`.
 
-    Args:
-        url: of the file.
-        file: open for writing; at its end on return.
-        max_bytes: upper limit on the size.
-        num_bytes: size of the file, which is fetched in parts then; None: not known.
-        since: as for `transfer`.
+    With `num_bytes`, the file's size, it is fetched in parallel parts. `file` is at its end on return.
     """
     if (num_bytes or 0) > max_bytes:
         raise _too_large(url, max_bytes)
@@ -207,17 +189,15 @@ def transfer(
     since: float | None = None,
     connections: int = CONNECTIONS,
 ) -> None:
-    """Fetch ranges of remote files at the same time; each is complete on return.
+    """Fetch ranges of remote files concurrently; each is complete on return.
 
-    A failure that may pass (a dropped connection, a short response, 5xx, 429) is retried from the last byte
+    A transient failure (a dropped connection, a short response, 5xx, 429) is retried from the last byte
     received, with exponential backoff and jitter.
 
     Args:
-        spans: what to fetch, and where to.
-        max_bytes: upper limit on the size of each file.
-        patience: seconds that an outage is waited out; None: as long as the run is `patient`; outside a run
-            a minute, and for a server that never answered a few attempts.
-        since: `time.monotonic()` since which the caller has waited for it; None: now.
+        patience: seconds to wait out an outage; None: as long as the run is `patient`; outside a run a
+            minute, and for a server that never answered a few attempts.
+        since: `time.monotonic()` since which the caller has waited; None: now.
         connections: most connections to open, while the node has as many left.
 
     Raises:
@@ -245,7 +225,7 @@ async def _transferred(
     spans: deque[Span], max_bytes: int | None, patience: float | None, since: float | None, connections: int
 ) -> None:
     async def work(since: float | None) -> None:
-        # The slot is left after the session, which keeps its connection open.
+        # The slot is released after the session, which keeps its connection open.
         async with AsyncExitStack() as slot, _session() as session:
             await slot.enter_async_context(_slot(spans))
             while spans:
@@ -261,12 +241,12 @@ async def _transferred(
         raise errors.exceptions[0] from None
 
 
-_LAST_TOLD: list[float] = []  # when it was said that no connection is left
+_LAST_TOLD: list[float] = []  # when the lack of connections was last reported
 
 
 @asynccontextmanager
 async def _slot(spans: Sequence[Span]) -> AsyncIterator[None]:
-    """Hold one of this node's connections within the block; wait until one or no span is left."""
+    """Hold one of this node's connections within the block; wait until one is free or no span is left."""
     began, is_told = time.monotonic(), False
     while (slot := _free_slot()) is None and spans:
         now = time.monotonic()
@@ -284,9 +264,7 @@ async def _slot(spans: Sequence[Span]) -> AsyncIterator[None]:
 
 
 def _free_slot() -> int | None:
-    """Return the descriptor of a connection that no process uses; -1 where connections cannot be counted;
-    None if none is left. The kernel releases it when its holder dies.
-    """
+    """Return the descriptor of a free connection; None if all are used, -1 if they cannot be counted."""
     folder = cache_folder() / "connections"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -308,7 +286,7 @@ async def _complete(
     since: float | None,
     slot: AsyncExitStack,
 ) -> None:
-    """Fetch one range: the retry loop. Others use the connection of `slot` while the server is away."""
+    """Fetch one range: the retry loop. During an outage `slot` is freed for others."""
     failures = 0
     while True:
         received = span.done
@@ -336,7 +314,7 @@ async def _complete(
                 _is_up(span.url)
                 failures, since = 0, None
             failures += 1
-            await slot.aclose()  # an exit stack can be filled again
+            await slot.aclose()  # an exit stack can be reused
             since = time.monotonic() if since is None else since
             await asyncio.sleep(_pause(span.url, error, failures, since, patience))
         except DataError:
@@ -349,13 +327,7 @@ def _too_large(url: str, max_bytes: int) -> DataError:
 
 
 def _begin(span: Span, whole: int | None, first: int) -> int | None:
-    """Check that a response continues a range, and return where the range ends; None: not known.
-
-    Args:
-        span: the range.
-        whole: size of the file; None: not known.
-        first: number of the first byte of the response.
-    """
+    """Check that a response continues a range, and return where the range ends; None if unknown."""
     known, span.num_bytes = span.num_bytes, whole
     span.heard()
     if first != span.start + span.done:
@@ -365,7 +337,7 @@ def _begin(span: Span, whole: int | None, first: int) -> int | None:
                 "the server does not support byte ranges",
                 "set data.cache_gib above 0 to read whole shards",
             )
-        known, span.done = None, 0  # it sends the whole file: it changed, or there are no ranges
+        known, span.done = None, 0  # a full response: the file changed, or there are no ranges
     if whole is not None and known not in (None, whole):
         raise DataError(span.url, f"changed from {known} to {whole} bytes while it was read")
     if whole is not None and whole < (span.stop or 0):
@@ -379,7 +351,7 @@ def _is_up(url: str) -> None:
 
 
 def retried(url: str, attempt: Callable[[], Result]) -> Result:
-    """Repeat a request of another library while it raises TransientError, as long as `transfer` would.
+    """Repeat another library's request while it raises TransientError, as long as `transfer` would.
 
     Raises GaveUpError, and whatever else `attempt` raises.
     """
@@ -394,9 +366,9 @@ def retried(url: str, attempt: Callable[[], Result]) -> Result:
 
 
 def _pause(url: str, error: TransientError, failures: int, since: float, patience: float | None) -> float:
-    """Return the seconds to wait before the next attempt, and say once until when.
+    """Return the seconds to wait before the next attempt; an outage is reported once, with its deadline.
 
-    Raises GaveUpError where no attempt is left.
+    Raises GaveUpError if no attempt is left.
     """
     host, now = urlsplit(url).netloc, time.monotonic()
     first, last = _DOWN.get(host, (now, -_OLD_SECONDS))
@@ -416,7 +388,7 @@ def _pause(url: str, error: TransientError, failures: int, since: float, patienc
         began, until = (time.strftime("%H:%M:%S", time.localtime(time.time() + at - now))
                         for at in (since, since + patience))  # fmt: skip
         tell(f"{url}: {error}; since {began}, waiting until {until}")
-    return min(pause, left) if left > 0 else pause  # the last attempt is at that time
+    return min(pause, left) if left > 0 else pause  # the last attempt is at the deadline
 
 
 Response = tuple[int | None, int, AsyncIterator[bytes]]
@@ -424,14 +396,12 @@ Response = tuple[int | None, int, AsyncIterator[bytes]]
 
 @asynccontextmanager
 async def _from_fsspec(_session: Any, span: Span) -> AsyncIterator[Response]:
-    """Begin to fetch the rest of a range; gives the size of the file, the number of the first byte, and the
-    chunks.
-    """
+    """Begin to fetch the rest of a range; yields file size, number of the first byte, and the chunks."""
     scheme = urlsplit(span.url).scheme
     try:
         from fsspec.core import url_to_fs
 
-        files, path = url_to_fs(span.url, **_ONE_ATTEMPT.get(scheme, {}))  # kept for each process
+        files, path = url_to_fs(span.url, **_ONE_ATTEMPT.get(scheme, {}))  # cached in each process
         files.retries = 1  # of s3fs: `_complete` is the only loop
     except ImportError:
         raise DataError(
@@ -471,7 +441,7 @@ async def _from_fsspec(_session: Any, span: Span) -> AsyncIterator[Response]:
 
 
 def _session() -> Any:
-    """Return a session of aiohttp without cookies, for the redirects that `_check_redirect` allows."""
+    """Return an aiohttp session without cookies, whose redirects `_check_redirect` checks."""
     import aiohttp
 
     trace = aiohttp.TraceConfig()
@@ -488,7 +458,7 @@ def _session() -> Any:
 
 
 async def _check_redirect(_session: Any, context: Any, given: Any) -> None:
-    """Refuse a redirect to an address that may not be requested, or from elsewhere to this machine."""
+    """Refuse a redirect to an address that may not be requested, or from another host to this machine."""
     headers = given.response.headers
     text = urljoin(str(given.url), headers.get("Location", headers.get("URI", "")))
     text = check(split(text, DataError)[0], DataError)
@@ -500,7 +470,7 @@ async def _check_redirect(_session: Any, context: Any, given: Any) -> None:
 
 @asynccontextmanager
 async def _from_web(session: Any, span: Span) -> AsyncIterator[Response]:
-    """See `_from_fsspec`."""
+    """Fetch like `_from_fsspec`, with aiohttp."""
     from yarl import URL
 
     url = _hub_url(span.url) if span.url.startswith("hf://") else span.url
@@ -511,8 +481,8 @@ async def _from_web(session: Any, span: Span) -> AsyncIterator[Response]:
     if first or span.stop is not None:
         headers["Range"] = f"bytes={first}-{'' if span.stop is None else span.stop - 1}"
     if span.done and span.etag:
-        headers["If-Range"] = span.etag  # the server sends everything again when the file has changed since
-    address, host = with_query(url), [urlsplit(url).netloc]  # the last one of its redirects
+        headers["If-Range"] = span.etag  # the server sends the complete file if it has changed
+    address, host = with_query(url), [urlsplit(url).netloc]  # host of the last redirect
     with _web_errors(span.url, host):
         async with asyncio.timeout(limits.HTTP_SECONDS):
             response = await session.get(
@@ -537,7 +507,7 @@ async def _from_web(session: Any, span: Span) -> AsyncIterator[Response]:
 
 
 def _check_status(response: Any, span: Span, url: str, is_asked: bool) -> None:
-    """Raise for a response that is not the file, or not the range that was asked for."""
+    """Raise for a response that is not the file, or not the requested range."""
     status = response.status
     if status == 200 or (status == 206 and is_asked):
         return
@@ -557,7 +527,7 @@ def _check_status(response: Any, span: Span, url: str, is_asked: bool) -> None:
 
 
 async def _chunks(response: Any, url: str, host: list[str]) -> AsyncIterator[bytes]:
-    """Yield the body of a response. Raises TransientError where it is too slow, or breaks off."""
+    """Yield the body of a response. Raises TransientError if it is too slow, or breaks off."""
     began, received = time.monotonic(), 0
     while True:
         with _web_errors(url, host, "the connection broke"):
@@ -575,7 +545,7 @@ async def _chunks(response: Any, url: str, host: list[str]) -> AsyncIterator[byt
 
 @contextmanager
 def _web_errors(url: str, host: list[str], text: str = "the request failed") -> Iterator[None]:
-    """Convert the errors of aiohttp. Their own texts may repeat the query, or what the server sent."""
+    """Convert the errors of aiohttp, whose texts may repeat the query or the server's response."""
     import aiohttp
 
     try:
@@ -598,9 +568,7 @@ def _web_errors(url: str, host: list[str], text: str = "the request failed") -> 
 
 
 def status_text(status: int, url: str) -> str:
-    """Describe a status other than success. The server's own words may repeat what it was sent, so they are
-    not shown.
-    """
+    """Describe an error status, without the server's message, which may repeat what it was sent."""
     phrase = next((one.phrase for one in HTTPStatus if one == status), "")
     text = f"the server answers {status} {phrase}".rstrip()
     if 300 <= status < 400:
@@ -616,9 +584,7 @@ def status_text(status: int, url: str) -> str:
 
 
 def _credentials(name: str, url: str) -> dict[str, str]:
-    """Return the header with HF_TOKEN for Hugging Face; aiohttp removes it where a redirect changes the
-    host.
-    """
+    """Return the header with HF_TOKEN for Hugging Face; aiohttp removes it if a redirect changes the host."""
     token = os.environ.get("HF_TOKEN")
     if not token or not url.startswith(f"{HUB}/"):
         return {}
@@ -638,5 +604,5 @@ def _hub_url(url: str) -> str:
 
 
 def parse_num_bytes(text: str | None) -> int | None:
-    """Return the number of bytes in a header; None if it is missing or not plausible."""
+    """Parse a number of bytes in a header; None if it is missing or not plausible."""
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None

@@ -1,4 +1,4 @@
-"""Standard output and standard error of a job that must not fail because its terminal or pipe is gone."""
+"""Standard output and error of a job that must not fail because its terminal or pipe is gone."""
 
 import errno
 import os
@@ -17,9 +17,9 @@ VIEW = {"lines": 0}
 
 
 def above_view(text: str) -> str:
-    """Return a line of text with the control codes that put it above a live view, or on a new line.
+    """Return a line with the control codes that print it above a live view, or on a new line.
 
-    For signal handlers and threads, which must not use Python's streams. The view draws itself again.
+    For signal handlers and threads, which must not use Python's streams. The view redraws itself.
     """
     lines = VIEW["lines"]
     if not lines:
@@ -27,13 +27,11 @@ def above_view(text: str) -> str:
     return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (lines - 1) + text + "\n" * lines
 
 
-_ALOUD: list[int] = []  # standard error of a process that is silent, until the processes have met
+_ALOUD: list[int] = []  # standard error of a silent process, until the processes have met
 
 
 def silence() -> None:
-    """Print nothing more in this process, one of several; `speak` undoes it for an error that comes before
-    the processes have met: no other process may say it.
-    """
+    """Silence this process, one of several; `speak` undoes it for an error before the processes have met."""
     _ALOUD.append(os.dup(2))
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -41,7 +39,7 @@ def silence() -> None:
 
 
 def aloud() -> int:
-    """Return the descriptor of standard error, also of a silent process that has not met the others."""
+    """Return the descriptor of standard error, also for a silent process that has not met the others."""
     return _ALOUD[-1] if _ALOUD else 2
 
 
@@ -52,18 +50,13 @@ def speak() -> None:
 
 
 def stay_silent() -> None:
-    """Note that the processes have met: from here on one of them speaks for all."""
+    """Record that the processes have met: from here on one of them speaks for all."""
     while _ALOUD:
         os.close(_ALOUD.pop())
 
 
 class TolerantStream:
-    """A text stream whose writes never fail: text that the wrapped stream refuses is dropped, and the first
-    error is recorded.
-
-    Args:
-        stream: the wrapped stream; other attributes are those of it.
-    """
+    """A text stream whose writes never fail: refused text is dropped, and the first error is recorded."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -79,12 +72,10 @@ class TolerantStream:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write each line, or drop it."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """Flush the wrapped stream; errors are recorded."""
         try:
             self.stream.flush()
         except (OSError, ValueError) as error:
@@ -121,7 +112,6 @@ def ignore_output_errors() -> None:
 
 
 def restore_output() -> None:
-    """Restore the streams as they were before `ignore_output_errors`."""
     while _INSTALLED:
         name, tolerant = _INSTALLED.popitem()
         stream = getattr(sys, name)
@@ -138,16 +128,11 @@ def _put(name: str, wrapped: Any) -> None:
 
 
 def output_errors_ignored() -> bool:
-    """Return whether failed writes to stdout and stderr are dropped."""
     return bool(_INSTALLED)
 
 
 def raise_output_error() -> None:
-    """Raise the first error of a dropped write, once.
-
-    Raises:
-        OSError: output was dropped since `ignore_output_errors`, and that was not reported yet.
-    """
+    """Raise the first OSError of a dropped write since `ignore_output_errors`, once."""
     for stream in _INSTALLED.values():
         if stream.first_error is not None and not stream.is_reported:
             stream.is_reported = True

@@ -1,6 +1,4 @@
-"""Untrusted text - file names, class names, responses of servers - made safe to print, to log and to write to
-tables.
-"""
+"""Make untrusted text - file names, class names, server responses - safe to print, to log and to tabulate."""
 
 import difflib
 import shlex
@@ -14,7 +12,7 @@ _ALLOWED = "\n\t"
 _SHORT = 3
 # Similarity from 0 to 1 from which a word is suggested; in a word of three letters one may differ.
 _CUTOFF, _CUTOFF_IF_SHORT = 0.7, 0.65
-# They change the direction of the text after them, so that a line reads as something else.
+# These change text direction, so that a line reads as something else.
 _DIRECTION = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _CONTROL = ("Cc", "Cs", "Zl", "Zp")
 # First characters of a cell that a spreadsheet reads as a formula.
@@ -22,16 +20,12 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def is_control(letter: str) -> bool:
-    """Return whether a character moves the cursor, breaks a line, changes the direction of the text, or is a
-    surrogate.
-    """
+    """Return whether a character moves the cursor, breaks a line, sets direction, or is a surrogate."""
     return unicodedata.category(letter) in _CONTROL or letter in _DIRECTION
 
 
 def printable(text: str) -> str:
-    r"""The text with every control character but newline and tab written as an escape, such as \x1b; other
-    text is unchanged.
-    """
+    r"""Return the text with every control character but newline and tab escaped, such as \x1b."""
     if text.isprintable():
         return text
     return "".join(
@@ -40,7 +34,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """`printable`, with newlines and tabs as escapes too: for a name inside a line."""
+    """Return `printable` text with newlines and tabs escaped too: for a name inside a line."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -50,11 +44,9 @@ def has_control(text: str) -> bool:
 
 
 def breaks_line(text: str) -> bool:
-    """Return whether a name holds a control character or a line break, which are refused in names of files,
-    classes and images.
+    """Return whether a name holds a control character or line break, which vitctl refuses in names.
 
-    Direction marks and bytes that are not UTF-8 occur in real names; they are allowed, and printed as
-    escapes.
+    Direction marks and bytes that are not UTF-8 occur in real names; they are allowed, and printed escaped.
     """
     return not text.isprintable() and any(
         unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in text
@@ -62,9 +54,7 @@ def breaks_line(text: str) -> bool:
 
 
 def escaped_json(text: str) -> str:
-    """Equivalent JSON text with every control character except newline as an escape, so that it is safe to
-    print.
-    """
+    """Return equivalent JSON text that is safe to print: control characters except newline are escaped."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(
@@ -73,7 +63,7 @@ def escaped_json(text: str) -> str:
 
 
 def same_name(text: str) -> str:
-    """Return a name in NFC, the form in which names are compared: macOS stores its accents apart (NFD)."""
+    """Return a name in NFC, for comparisons: macOS stores accents separately (NFD)."""
     return unicodedata.normalize("NFC", text)
 
 
@@ -90,15 +80,15 @@ def typed_command(otherwise: str) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """Return a cell of a table for spreadsheets: text that would be a formula there gets a leading quote."""
+    """Quote text that a spreadsheet would read as a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def nearest(word: str, known: Iterable[str], max_words: int = 3) -> list[str]:
-    """Return the known words that are most similar to `word`, the closest first; none if all differ too much.
+    """Return the known words that are most similar to `word`, closest first; none if all differ too much.
 
-    Of words with dots and underscores first those that `word` abbreviates, or that abbreviate it, as wd
-    weight_decay. Where none is similar, those of the same letters, as ditigs digits.
+    Abbreviations of words with dots and underscores come first, in both directions, as wd for weight_decay.
+    If none is similar, anagrams are returned, as digits for ditigs.
     """
     known = list(known)
     head, _, tail = word.rpartition(".")
@@ -112,18 +102,18 @@ def nearest(word: str, known: Iterable[str], max_words: int = 3) -> list[str]:
 
 
 def _abbreviates(one: str, other: str) -> bool:
-    """Return whether one of two words consists of the first letters of the parts of the other."""
+    """Return whether one of two words consists of the first letters of the other's parts."""
     return any(
         "_" in long and short == "".join(p[:1] for p in long.split("_"))
         for short, long in ((one, other), (other, one))
     )
 
 
-_SHORTEST = 2  # letters: `r` is no misspelt `lr`
+_SHORTEST = 2  # letters: `r` is not a misspelt `lr`
 
 
 def one_edit_away(word: str, known: Iterable[str]) -> list[str]:
-    """Return the known words that differ from `word` by a letter: more, fewer, other or exchanged."""
+    """Return the known words one edit away from `word`: a letter added, removed, replaced or exchanged."""
     return [other for other in known if _is_one_edit(word, other)]
 
 
@@ -141,17 +131,12 @@ def _is_one_edit(one: str, other: str) -> bool:
 
 
 def did_you_mean(words: Iterable[str]) -> str:
-    """Return the question "did you mean ...?" for suggested words; "" for none."""
     text = " or ".join(words)
     return f"did you mean {text}?" if text else ""
 
 
 class PlainStream:
-    """A text stream that writes text as `printable`: for stdout and stderr, which go to terminals and logs.
-
-    Args:
-        stream: the wrapped stream; other attributes are those of it.
-    """
+    """A text stream that writes `printable` text, for stdout and stderr; other attributes are `stream`'s."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -162,12 +147,10 @@ class PlainStream:
         return getattr(self.stream, "rich_proxied_file", self.stream)
 
     def write(self, text: str) -> int:
-        """Write the text with its control characters as escapes; returns its length."""
         self.stream.write(printable(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write each of the texts."""
         for line in lines:
             self.write(line)
 
@@ -195,11 +178,11 @@ def bytes_text(count: float) -> str:
 
 
 def share_text(share: float) -> str:
-    """Return a share as text, below 10 % with two significant digits."""
+    """Return a share as a percentage, below 10 % with two significant digits."""
     percent = 100 * share
     return f"{percent:.0f}%" if percent >= 9.95 else f"{percent:.2g}%" if percent >= 0.01 else "< 0.01%"
 
 
 def rate_text(value: float) -> str:
-    """Return images/s as text, as precise as it matters."""
+    """Return images/s as text, with appropriate precision."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Finds data sets: known ones by name, original files by their format, and shards by name or location."""
+"""Look up data sets: known ones by name, original files by their format, shards by name or location."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ _ENOUGH_FOR_WORKERS = 2_000  # images; fewer are written sooner than processes h
 
 
 def find_data_set(name: str) -> DataSet:
-    """Return the row of a name or an alias. Raises DataError, with the nearest names, if there is none."""
+    """Return the data set with a name or alias. Raises DataError with the nearest names if there is none."""
     by_name = {alias: row for row in DATA_SETS.values() for alias in (row.name, *row.aliases)}
     if name.lower() in by_name:
         return by_name[name.lower()]
@@ -71,16 +71,7 @@ def known_size(dataset: str, split: str) -> tuple[int, int] | None:
 
 
 def read_originals(name: str, root: Path, *, allow_partial: bool = False) -> dict[str, Originals]:
-    """Open the original files of a known data set, to be written by `write_originals`.
-
-    Args:
-        name: a name or an alias.
-        root: folder of the files.
-        allow_partial: accept splits that lack some of their images.
-
-    Raises:
-        DataError: the set has no original files, or they are missing, damaged or of another number.
-    """
+    """Open the original files of a known data set; `allow_partial` accepts splits that lack images."""
     row = find_data_set(name)
     with parsing(f"{root}: {row.name}", DataError):
         splits = row.open(root)
@@ -119,21 +110,22 @@ def open_split(
 
     Args:
         split: an expression such as "train", "train[:98%]", "train[:800]+validation[:200]".
-        path: folder of shards, or what else `locate_splits` understands; takes precedence over `dataset`.
-        dataset: a known name, looked for as `root/name`.
+        path: folder of shards, or any other location that `locate_splits` accepts; takes precedence over
+            `dataset`.
+        dataset: a known name; its shards are expected in `root/name`.
         root: folder of known data sets.
-        scratch: where sets that come with vitctl are written when `root` has none.
-        cache_bytes: bound of the cache of remote shards; 0 reads single images.
+        scratch: where sets that come with vitctl are written if `root` has none.
+        cache_bytes: size limit of the cache of remote shards; 0 reads single images.
         whole: refuse splits of a known set that lack some of its images.
-        group_by: keeps images that belong together on one side of a split, see `group_names`.
+        group_by: keep images that belong together on one side of a split, see `group_names`.
         counted_only: see `select`.
 
     Returns:
-        the samples, numbered from 0: `len`, `class_names`, `labels`, `key` and `read`. It travels to other
-            processes by pickling.
+        the samples, numbered from 0: `len`, `class_names`, `labels`, `key` and `read`. They can be pickled
+            for other processes.
 
     Raises:
-        DataError: in one line what is missing, and how to get it.
+        DataError: one line that says what is missing and how to get it.
     """
     path = str(path)
     folder = path or str(_folder(split, dataset, root, scratch))
@@ -155,7 +147,7 @@ def open_split(
 
 
 def write_data_set(row: DataSet, out: Path) -> None:
-    """Write the splits of a set that comes with vitctl. Those that a killed process finished stay."""
+    """Write the splits of a set that comes with vitctl. Finished splits of a killed process are kept."""
     assert row.make is not None
     workers = default_workers() if sum(row.sizes.values()) >= _ENOUGH_FOR_WORKERS else 0
     if not find_splits(out).keys() >= row.sizes.keys():
@@ -164,7 +156,7 @@ def write_data_set(row: DataSet, out: Path) -> None:
 
 
 def synthetic(num_images: int, *, dataset: str, image_size: int) -> Source:
-    """Return generated noise images with as many classes as a known data set; 1,000 if none is named."""
+    """Return generated noise images with as many classes as a known data set; 1,000 without a name."""
     return SyntheticSource(num_images, find_data_set(dataset).num_classes if dataset else 1000, image_size)
 
 
@@ -191,17 +183,13 @@ def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
 
 
 def no_data() -> DataError:
-    """Return the error for a recipe that names no data."""
     return DataError(
         "no data was given", fix="use --data FOLDER (shards made by `vitctl data shards`) or --dataset NAME"
     )
 
 
 def missing_shards(row: DataSet, root: str, split: str) -> str:
-    """Return a message that a known data set has no shards below `root`, and how to make them.
-
-    Return "" if it has them.
-    """
+    """Return a message on how to make a known data set's shards, if `root` lacks them; "" otherwise."""
     folder = Path(root) / row.name
     if find_splits(folder):
         return ""
@@ -213,7 +201,6 @@ def missing_shards(row: DataSet, root: str, split: str) -> str:
 
 
 def originals_of(row: DataSet, root: Path) -> Path:
-    """Return the folder of a set's original files."""
     return root / "originals" / (row.family or row.name)
 
 
@@ -231,8 +218,8 @@ def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Pa
             )
 
 
-# Original files. What reads a file, by the end of its name: another format is a row here, and a function from
-# its path to its splits in `readers/`.
+# Readers of original files by suffix. To support another format, add a row here, and a function from its path
+# to its splits in `readers/`.
 FILES: dict[str, Callable[[Path], dict[str, Originals]]] = {
     ".tar": lambda path: _open_tar(path),
     ".csv": read_table,
@@ -242,8 +229,7 @@ FILES: dict[str, Callable[[Path], dict[str, Originals]]] = {
 }
 _TORCHVISION, _KNOWN = "torchvision:", "known:"
 _Arguments = tuple[dict[str, object], ...]
-# Sets of torchvision: the known set, the folder that torchvision keeps it in, and the arguments for its
-# splits.
+# torchvision's sets: the known set, torchvision's folder for it, and the arguments for its splits.
 _TRAIN_TEST: _Arguments = ({"train": True}, {"train": False})
 _SPLITS: _Arguments = ({"split": "train"}, {"split": "val"}, {"split": "test"})
 TORCHVISION_SETS: dict[str, tuple[str, str, _Arguments]] = {
@@ -265,11 +251,8 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
             `torchvision:NAME`, `known:NAME` (a set of the catalog, from its original files below `root`), a
             folder with ImageNet's archives or Kaggle's tree, a `.parquet` file or a folder of them, or a
             folder of shards.
-        download: `torchvision:` only: download what is missing.
-        root: folder of the files of `torchvision:` (`torchvision_data` if not given) and `known:`.
-
-    Returns:
-        split name to its images.
+        download: `torchvision:` only: download missing files.
+        root: folder of the files of `torchvision:` (default `torchvision_data`) and `known:` (default NAME).
 
     Raises:
         DataError: the source is none of these, or its reader refuses it.
@@ -297,19 +280,19 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
 
 
 def is_original_file(path: Path) -> bool:
-    """Return whether a file has images that are no shards: a table, an archive, a tar of folders."""
+    """Return whether a file holds images that are not shards: a table, an archive, a tar of folders."""
     suffix = path.suffix.lower()
     return suffix in FILES and path.is_file() and (suffix != ".tar" or is_class_tar(path))
 
 
 def _open_tar(path: Path) -> dict[str, Originals]:
-    """Open a plain tar, which stays packed, unless a table in it lists its images."""
+    """Open a plain tar. It stays packed, unless a table in it lists its images."""
     names = [name for name, *_ in read_archive(path).files]
     return _open_packed(path) if tables_in(names) else read_class_tar(path)
 
 
 def listed_files(path: Path) -> list[Path]:
-    """Return the table that lists the images of a folder, or that a path is, and the images; or nothing."""
+    """Return the table at or in a path, followed by the images that it lists; empty without a table."""
     table = path if lists_images(path) else table_of(path) if path.is_dir() else None
     if table is None:
         return []
@@ -318,7 +301,7 @@ def listed_files(path: Path) -> list[Path]:
 
 
 def _open_packed(path: Path) -> dict[str, Originals]:
-    """Open what an archive holds, as a folder of the same content."""
+    """Open an archive like a folder of the same content."""
     splits = _open_folder(unpacked(path))
     for item in (item for originals in splits.values() for item in originals.items if leads_out(item.key)):
         raise DataError(path, f"its table lists {one_line(item.key)}, which is outside the archive")
@@ -356,11 +339,7 @@ def _open_folder(folder: Path) -> dict[str, Originals]:
 
 
 def table_of(folder: Path) -> Path | None:
-    """Return the table that lists the images of a folder, which are not in class folders; None for none.
-
-    Raises:
-        DataError: there are several, or class folders beside it.
-    """
+    """Return the table that lists a folder's images; None if none. Raises DataError if it is ambiguous."""
     held = sorted(folder.iterdir())
     listed = [one for one in held if one.suffix.lower() in (".csv", ".tsv")]
     tables = [one for one in listed if lists_images(one)]
@@ -374,7 +353,7 @@ def table_of(folder: Path) -> Path | None:
         and len(listed) == 1
         and not any(one.is_dir() for one in folder.glob("*/*"))
     ):
-        return listed[0]  # whose reader says what is wrong with it
+        return listed[0]  # its reader reports the problem
     if not tables:
         return None
     if len(tables) > 1:
@@ -387,7 +366,7 @@ def table_of(folder: Path) -> Path | None:
 
 
 def _read_shards(place: Path) -> Originals:
-    """Read a split of shards, to be written again; images, keys, labels and class names stay as they are."""
+    """Read a split of shards to write it again; images, keys, labels and class names stay unchanged."""
     source = ShardSource(open_index(place))
     items = []
     for sample, (size, label) in enumerate(
@@ -402,15 +381,9 @@ _OFFLINE = "type it again where the server can be reached, or copy the files the
 
 
 def read_torchvision(name: str, root: Path, *, download: bool) -> dict[str, Originals]:
-    """Read the splits of a torchvision data set: torchvision checks the files, our reader reads them.
+    """Read a torchvision data set below `root`: torchvision checks the files, our reader reads them.
 
-    Args:
-        name: such as CIFAR10; see `TORCHVISION_SETS`.
-        root: where torchvision keeps, or shall put, its files.
-        download: download what is missing.
-
-    Raises:
-        DataError: the set is unknown, or its files are missing or damaged.
+    Raises DataError if `name`, see `TORCHVISION_SETS`, is unknown, or its files are missing or damaged.
     """
     import torchvision.datasets
 
@@ -421,7 +394,7 @@ def read_torchvision(name: str, root: Path, *, download: bool) -> dict[str, Orig
         for given in arguments:
             opened = getattr(torchvision.datasets, name)(root, download=download, **given)
         splits = find_data_set(known).open(root / folder)
-    except Exception as error:  # torchvision raises whatever damaged files make it trip over
+    except Exception as error:  # damaged files make torchvision raise many types
         reason = " ".join(str(error).split())
         raise DataError(
             f"torchvision:{name}",
@@ -458,12 +431,11 @@ class InventoryEntry:
     """A known data set, and its state on disk.
 
     Args:
-        name: of the set.
-        uses: what the paper and this project use it for.
+        uses: in the paper and this project.
         num_classes: size of its head.
-        sizes: images of every split, by the table.
-        state: absent, originals, shards, a copy or a part in words, or that it comes with vitctl.
-        ready: whether `--dataset NAME` finds it.
+        sizes: images of each split, from the catalog.
+        state: absent, shards, built in, damaged, or which part or copy is there, in words.
+        ready: whether `--dataset NAME` works.
     """
 
     name: str
@@ -475,7 +447,6 @@ class InventoryEntry:
 
 
 def list_inventory(root: Path) -> list[InventoryEntry]:
-    """Return every known data set and its state under `root`."""
     return [_holding(row, root) for row in DATA_SETS.values()]
 
 
@@ -499,15 +470,12 @@ def _holding(row: DataSet, root: Path) -> InventoryEntry:
 
 @dataclass(frozen=True)
 class TaskCheck:
-    """The check of one task of VTAB-1k against published digests.
+    """The check of one VTAB-1k task against published digests.
 
     Args:
-        task: its name.
-        num_classes: of its head.
         sizes: images of train800, val200 and test; empty if the set is absent.
-        digests: of their keys.
-        verdict: "match" when all that is known of the images agrees; else in words.
-        is_wrong: whether the images are not the benchmark's although they claim to be.
+        verdict: "match" if everything known about the images agrees; otherwise in words.
+        is_wrong: whether the images claim to be the benchmark's but are not.
     """
 
     task: str
@@ -521,13 +489,7 @@ class TaskCheck:
 def check_task(
     task: VtabTask, root: Path, progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> TaskCheck:
-    """Compare the keys of the 800, 200 and test images of a task with their published digests.
-
-    Args:
-        task: a row of `VTAB`.
-        root: folder of known data sets.
-        progress: called with (splits done, 3).
-    """
+    """Compare the keys of a task's images with published digests; `progress` gets (splits done, 3)."""
     if not find_splits(root / find_data_set(task.data_set).name):
         return TaskCheck(task.name, task.num_classes, (), (), ABSENT)
     try:

@@ -23,17 +23,14 @@ class DataSet:
     """A data set that vitctl knows by name.
 
     Args:
-        name: as it is typed, and the name of its folder of shards.
+        name: as typed, and the name of its folder of shards.
         num_classes: size of the head, whichever labels occur.
-        sizes: images per split.
-        read: reads the original files below a folder.
-        archive: what the original files come in and where to get it, in words.
+        archive: what holds the original files and where to get it, in words.
         aliases: other names, in lower case.
-        downloads: the archives on the web; none where a login, a password or a program is needed.
-        family: folder of the original files, where sets share one; `name` if not given.
-        make: makes a split of a set that comes with vitctl.
-        how: how to get its shards, where that is not `vitctl data prepare`.
-        scored: split expression of its score, where that is not `test` or `validation`.
+        downloads: the archives on the web; none if a login, a password or a program is needed.
+        family: folder of the original files, if sets share one; default: `name`.
+        how: how to get its shards, if not by `vitctl data prepare`.
+        scored: split expression of its score, if not `test` or `validation`.
     """
 
     name: str
@@ -50,17 +47,13 @@ class DataSet:
 
     @property
     def obtain(self) -> str:
-        """Return the command or the steps that make its shards; "" for a set that comes with vitctl."""
+        """The command or the steps that make its shards; "" for a set that comes with vitctl."""
         if self.how or self.read is None:
             return self.how
         return f"Make them from {self.archive}: `vitctl data prepare {self.name} --root ROOT`."
 
     def open(self, root: Path) -> dict[str, Originals]:
-        """Read the original files below a folder.
-
-        Raises:
-            DataError: files are missing or damaged, or the classes are not those of the set.
-        """
+        """Read the original files below a folder. Raises DataError if they are missing or damaged."""
         if self.read is None:
             raise DataError(
                 self.name, f"has no original files to read; {self.obtain or 'it comes with vitctl'}"
@@ -139,8 +132,8 @@ _KITTI_SITE = "https://s3.eu-central-1.amazonaws.com/avg-kitti"
 _NORB_FILES = "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small"
 _COLORECTAL = ("tumor", "stroma", "complex", "lympho", "debris", "mucosa", "adipose", "empty")
 
-# Sets that are two questions about the same images. A digest is that of TensorFlow Datasets for the same
-# file, or that of torchvision for the CIFAR archives and EuroSAT.
+# Sets with two tasks on the same images. A digest is TensorFlow Datasets' for the same file, or torchvision's
+# for the CIFAR archives and EuroSAT.
 _CLEVR = partial(
     DataSet,
     sizes={"train": 70_000, "validation": 15_000},
@@ -315,7 +308,7 @@ _ROWS = (
         "pets",
         37,
         {"train": 3_680, "test": 3_669},
-        # Some of the files named `.jpg` are PNG or GIF; their bytes stay as they are.
+        # Some files named `.jpg` are PNG or GIF; their bytes are kept.
         partial(
             read_lists,
             images="images",
@@ -397,7 +390,7 @@ _ROWS = (
         "resisc45",
         45,
         {"train": 31_500},
-        # Copies on the Hugging Face hub come in other splits, which are not those of VTAB.
+        # Copies on the Hugging Face hub have other splits than VTAB.
         partial(
             read_fixed_classes,
             places=("NWPU-RESISC45",),
@@ -548,8 +541,8 @@ _ROWS = (
             ),
         ),
     ),
-    # ImageNet and its kin. The 14,197,122 of ImageNet-21k and the 18,574 of ObjectNet are unverified:
-    # recalled, no source at hand shows them.
+    # ImageNet and related sets. The 14,197,122 of ImageNet-21k and the 18,574 of ObjectNet are unverified:
+    # recalled, without a source.
     DataSet(
         "imagenet",
         1000,

@@ -9,8 +9,7 @@ from vitctl.errors import DataError
 
 @dataclass(frozen=True)
 class VtabTask:
-    """A task: 800 images to train on, 200 to choose settings by, the whole test split, and which
-    augmentations its training images get.
+    """A task: 800 training images, 200 for choosing settings, the full test split, and the augmentations.
 
     `train800`, `val200` and `test` are split expressions over the shards of `data_set` in md5 order.
     `community` is the task's folder in the layout of the community's copy.
@@ -29,12 +28,10 @@ class VtabTask:
 
     @property
     def splits(self) -> dict[str, str]:
-        """The split expressions by the names that a VTAB-1k copy gives them."""
         return {"train800": self.train800, "val200": self.val200, "test": self.test}
 
     @property
     def train(self) -> str:
-        """All 1,000 images, for the final runs."""
         return f"{self.train800}+{self.val200}"
 
 
@@ -66,8 +63,8 @@ NATURAL, SPECIALIZED, STRUCTURED = "natural", "specialized", "structured"
 GROUPS = (NATURAL, SPECIALIZED, STRUCTURED)
 
 # Splits are those of the original benchmark code. Augmentation, c random crop and f flip, is that of BiT,
-# Appendix F, which the paper follows (B.1.1): it flips digits too, and keeps whole the images whose label is
-# a count or a distance.
+# Appendix F, which the paper follows (B.1.1): it flips digits too, and does not crop images whose label is a
+# count or a distance.
 VTAB = (
     _row("caltech101", NATURAL, 102, "train[:800]", "train[2754:2954]", "test", "cf"),
     _row("cifar100", NATURAL, 100, "train[:800]", "train[45000:45200]", "test", "cf", "cifar"),
@@ -111,7 +108,7 @@ VTAB = (
 )
 
 # Sets that come with vitctl: real digit scans, and factors of the shapes generator, in VTAB's three groups.
-# The augmentation is ours: what leaves every label true, so that digits keep their handedness.
+# The augmentation is ours: only what keeps every label true, so digits are not flipped.
 _MINI_SPLITS = ("train[:800]", "train[800:1000]", "test")
 MINI = (
     _row("digits", NATURAL, 10, *_MINI_SPLITS, "c"),
@@ -127,11 +124,9 @@ SUITES: dict[str, tuple[VtabTask, ...]] = {"vtab": VTAB, "mini": MINI}
 
 
 def in_vtab1k(split: str, data_set: str) -> str:
-    """Translate a split expression of a task into the words of a VTAB-1k copy, which has the splits train800,
-    val200 and test.
+    """Translate a task's split expression for a copy with the splits train800, val200 and test.
 
-    Raises:
-        DataError: the copy does not have these images.
+    Raises DataError if the copy does not have these images.
     """
     for task in VTAB:
         known = {task.train: "train800+val200", "train800+val200": "train800+val200"}
@@ -145,9 +140,8 @@ def in_vtab1k(split: str, data_set: str) -> str:
     )
 
 
-# Published digests of train800, where the names of all its images were published (from the
-# lists of TensorFlow Datasets' own output that the authors of Visual Prompt Tuning put out), or follow from
-# the rule (dSprites).
+# Published digests of train800, for tasks whose image names were all published (from the lists of TensorFlow
+# Datasets' output that the authors of Visual Prompt Tuning released), or follow from the rule (dSprites).
 TRAIN800_DIGESTS = {
     "cifar100": "ac3a4b7f6d6c32f7",
     "dtd": "b6cbbd31253a3442",
@@ -161,14 +155,13 @@ TRAIN800_DIGESTS = {
     "dsprites-loc": "a28a98f0345bb70e",
     "dsprites-ori": "a28a98f0345bb70e",
 }
-# Names in the published lists where they are not the keys; for one task it is not published whether with the
-# extension.
+# Names in the published lists that differ from the keys; for one task the extension is not published.
 _PUBLISHED_NAMES: dict[str, tuple[Callable[[str], str], ...]] = {
     "cifar100": (lambda key: f"train_{int(key):05d}",),
     "eurosat": (lambda key: key.partition("_")[2],),
     "retinopathy": (str, lambda key: f"{key}.jpeg", lambda key: f"{key}.jpg"),
 }
-# Digests of the keys of val200 and test, where the rule and the names of the original files give them.
+# Digests of the keys of val200 and test, if they follow from the rule and the names of the original files.
 VAL200_AND_TEST_DIGESTS: dict[str, tuple[str, str]] = {
     "cifar100": ("39fc89976ed8eae5", "b4c5c7bc17b83de5"),
     "svhn": ("dfd72c5b4bd745ab", "9855a4a8620c3476"),
@@ -185,21 +178,17 @@ VAL200_AND_TEST_DIGESTS: dict[str, tuple[str, str]] = {
 
 
 def names_digest(names: Iterable[str]) -> str:
-    """Return the first 16 hexadecimal digits of the SHA-256 of the sorted names, one per line: the same for
-    every order.
-    """
+    """Return the first 16 hexadecimal digits of the SHA-256 of the sorted names, one per line."""
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
 
 
 def is_published_train800(task: VtabTask, keys: Iterable[str]) -> bool | None:
-    """Return whether these are the keys of the benchmark's 800 images; None for the tasks of which no digest
-    is known.
-    """
+    """Return whether these are the keys of the benchmark's 800 images; None if no digest is known."""
     if task.name not in TRAIN800_DIGESTS:
         return None
     held = list(keys)
     try:
         digests = {names_digest(map(name, held)) for name in _PUBLISHED_NAMES.get(task.name, (str,))}
-    except ValueError:  # keys of another kind, as those of a copy
+    except ValueError:  # keys of another kind, such as a copy's
         return False
     return TRAIN800_DIGESTS[task.name] in digests

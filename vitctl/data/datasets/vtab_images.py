@@ -1,6 +1,6 @@
-"""The images of VTAB tasks: from shards of the original files, or in the community's layout, and its export.
+"""The images of VTAB tasks, from shards of the original files or in the community's layout, and its export.
 
-The community's copy of VTAB-1k has a folder per task with four lists and the images, written as JPEG again.
+The community's copy of VTAB-1k has a folder per task with four lists and the images, re-encoded as JPEG.
 `vitctl data export-vtab1k` writes the same layout with the original bytes.
 """
 
@@ -39,7 +39,7 @@ _ARCHIVE = (
     "vtab-1k.zip, the layout with train800.txt, val200.txt, "
     "train800val200.txt and test.txt in a folder per task"
 )
-# What the export adds to the layout: where its images came from, and their original names.
+# Added to the layout by the export: the source of its images, and their original names.
 _NOTE, _KEYS, _FORMAT = "vitctl.json", "keys", "vitctl-vtab1k/1"
 _COMMUNITY = ("train800", "val200", "test")
 
@@ -51,13 +51,10 @@ class TaskData:
     """The opened splits of a task.
 
     Args:
-        task: its row of the table.
-        train800, val200, train, test: images; `train` is the first two together.
         names: the split expressions, by those four words.
-        source: where the images came from, in words.
-        proven: whether the 800 training images are the benchmark's by a published digest of their names; None
-            if no digest is known.
-        copy: how the images differ from those of the benchmark; empty if they do not.
+        proven: whether the 800 training images are the benchmark's, by a published digest of their names;
+            None if no digest is known.
+        copy: how the images differ from the benchmark's; empty if they do not.
     """
 
     task: VtabTask
@@ -75,13 +72,8 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
     """Open the splits of a task: `root/NAME` (shards), or the task's folder in the community's layout.
 
     Args:
-        task: a row of a suite.
-        root: folder of known data sets.
         scratch: folder for the shards of the community's copy, and of sets that come with vitctl.
         allow_partial: accept splits that lack some of their images, if the expressions still select enough.
-
-    Raises:
-        DataError: in one line what is missing or wrong.
     """
     shards = find_splits(root / task.data_set)
     if not shards and scratch is not None and (root / task.community / COMMUNITY_LIST).is_file():
@@ -114,7 +106,6 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
 
 
 def num_test(task: VtabTask) -> int:
-    """Return the number of images in the whole test split of a task."""
     known = known_size(task.data_set, task.test)
     assert known is not None, task.name
     return known[0]
@@ -132,10 +123,6 @@ def _written(task: VtabTask, root: Path, scratch: Path) -> dict[str, Path]:
 
 
 def _check(task: VtabTask, sources: Mapping[str, Source], root: Path, allow_partial: bool) -> None:
-    """Check classes, labels and numbers of images. Lists may hold any number.
-
-    Expressions check it themselves.
-    """
     classes = {source.class_names for source in sources.values()}
     counts = {len(names) for names in classes}
     if counts != {task.num_classes} or len(classes) > 1:
@@ -158,7 +145,7 @@ def _check(task: VtabTask, sources: Mapping[str, Source], root: Path, allow_part
 
 
 def _copy(task: VtabTask, opened: tuple[Source, ...], *, again: bool, proven: bool | None) -> str:
-    """Describe how the images differ from those of the benchmark; "" if they do not."""
+    """Describe how the images differ from the benchmark's; "" if they do not."""
     texts = dict.fromkeys(text for source in opened for text in source_texts(source))
     again = again or any(text.startswith(COMMUNITY_SOURCE) for text in texts)
     notes = ["the community's copy: JPEG again, not the original bytes"] if again else []
@@ -177,33 +164,22 @@ def _copy(task: VtabTask, opened: tuple[Source, ...], *, again: bool, proven: bo
 
 
 def read_community(task: VtabTask, root: Path) -> dict[str, Originals]:
-    """Read the splits `train800`, `val200`, `train800val200` and `test` of a task in the community's layout.
-
-    Args:
-        task: a row of `VTAB`.
-        root: holds a folder per task.
-
-    Raises:
-        DataError: the task's lists or images are missing or wrong.
-    """
+    """Read `train800`, `val200`, `train800val200` and `test` of a task in the community's layout."""
     folder = root / task.community
     with parsing(folder, DataError):
         return read_community_lists(folder, task.num_classes, _test_sizes(task))
 
 
 def _test_sizes(task: VtabTask) -> set[int]:
-    """Return how many images the test split may have: two splits of Caltech101 were drawn, see its reader."""
+    """Return the valid sizes of the test split: Caltech101 has two, see its reader."""
     return {num_test(task), num_test(task) + (task.name == "caltech101")}
 
 
 def read_community_lists(folder: Path, num_classes: int, test_sizes: Collection[int]) -> dict[str, Originals]:
-    """Read the four lists of a task; classes have numbers for names.
+    """Read the four lists of a task; class names are numbers.
 
-    An exported folder holds the original bytes, and records their source and their original keys. In others
+    An exported folder holds the original bytes, and records their source and their original keys. For others,
     scores differ from those on original files where compression shows, as on CIFAR-100 and SVHN.
-
-    Raises:
-        DataError: the lists are missing, of the wrong length, or name files or labels that do not exist.
     """
     source = _note_source(folder)
     splits = {}
@@ -244,20 +220,11 @@ def _note_source(folder: Path) -> str:
 def export_task(
     task: VtabTask, root: Path, out: Path, progress: Progress = lambda _done, _total: None
 ) -> Path:
-    """Write a task in the community's layout, which trainers of adapters read. The write is atomic.
+    """Write a task atomically in the community's layout, which adapter trainers read.
 
     Images keep their bytes and their format. `train800val200.txt` names the files of the other two lists, so
     no image is stored twice. The original names are in `keys/`, so that `vitctl data check` can verify a
-    copy.
-
-    Args:
-        task: a row of `VTAB`.
-        root: folder of known data sets.
-        out: gets a folder named as the community names the task.
-        progress: called with (images done, images in all) of each split.
-
-    Raises:
-        DataError: the data set is missing, or an image cannot be read.
+    copy. `progress` is called with (images done, images in total) of each split.
     """
     folder = out / task.community
     if folder.exists():
@@ -265,7 +232,7 @@ def export_task(
     aside = out / f".{task.community}.partial"
     shutil.rmtree(aside, ignore_errors=True)
     splits = _open_splits(task, root)
-    aside.mkdir(parents=True)  # fails if a link has taken its place
+    aside.mkdir(parents=True)  # fails if it was replaced by a link
     lists = {split: _write_images(aside, split, source, progress) for split, source in splits.items()}
     lists["train800val200"] = lists["train800"] + lists["val200"]
     for split, lines in lists.items():
@@ -288,7 +255,7 @@ def export_task(
 def export_shards(
     task: VtabTask, root: Path, out: Path, progress: Progress = lambda _done, _total: None
 ) -> Path:
-    """Write a task's train800, val200 and test as shards, which `vitctl vtab --data OUT` takes."""
+    """Write a task's train800, val200 and test as shards, for `vitctl vtab --data OUT`."""
     folder = out / task.data_set
     for split, source in _open_splits(task, root).items():
         if not (folder / split / INDEX_FILE).exists():

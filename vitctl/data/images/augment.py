@@ -1,6 +1,6 @@
 """Distortions of one training image: RandAugment by big_vision's and timm's rules, 3-Augment, colour jitter.
 
-Images are uint8 `[H, W, 3]`, or Pillow's RGB; random choices come from a generator passed by the caller.
+Images are uint8 `[H, W, 3]`, or Pillow's RGB; random choices come from the caller's generator.
 """
 
 import math
@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-_FULL = 10.0  # the magnitude at which AutoAugment's operations have their full strength
+_FULL = 10.0  # magnitude of full strength for AutoAugment's operations
 _DEGREES, _SHEAR, _TRANSLATION, _CUTOUT, _ADDITION = 30.0, 0.3, 100.0, 40, 110
-_SHIFT = 0.45  # timm: of the image size
+_SHIFT = 0.45  # timm: fraction of the image size
 _FILL = np.uint8(128)
 _LUMA = np.array([0.2989, 0.5870, 0.1140], np.float32)
 _BLUR_RADIUS = 0.1, 2.0  # 3-Augment, in pixels
@@ -24,24 +24,18 @@ Operation = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
 def big_vision_randaugment(
     image: np.ndarray, rng: np.random.Generator, *, layers: int, magnitude: int
 ) -> np.ndarray:
-    """Distort an image by `layers` operations, each drawn from the sixteen that the paper's authors use.
+    """Distort an image by `layers` operations, each drawn from the sixteen of the paper's authors.
 
-    Unlike torchvision's: Invert, Cutout and SolarizeAdd are among them, and no Identity. A magnitude of 10 is
-    the full strength, and larger ones go beyond it. Shifts and the cutout are in pixels, whatever the size of
-    the image. What looks odd is kept, because the authors trained with it: the grey that Contrast blends with
-    is the number of pixels / 256; the numbers of Solarize and Posterize wrap around at 256, so Solarize of
-    magnitude 10 or 20 inverts; Posterize removes at most 7 bits, which is what it does at magnitude 0.
+    Unlike torchvision's list, theirs has Invert, Cutout and SolarizeAdd, and no Identity. A magnitude of 10
+    is full strength, and larger ones exceed it. Shifts and the cutout are in pixels, whatever the image size.
+    Oddities are kept, because the authors trained with them: the grey that Contrast blends with is the number
+    of pixels / 256; the numbers of Solarize and Posterize wrap around at 256, so Solarize of magnitude 10 or
+    20 inverts; Posterize removes at most 7 bits, which is what it does at magnitude 0.
 
     Args:
-        image: uint8 `[H, W, 3]`.
-        rng: the only source of randomness.
-        layers: number of operations.
         magnitude: 0 to 30; the authors' configurations have 0 to 20.
 
-    Returns:
-        uint8 `[H, W, 3]`.
-
-    Source: big_vision, pp/autoaugment.py; checked against it, run by TensorFlow 2.21
+    Source: big_vision, pp/autoaugment.py; verified against it with TensorFlow 2.21
     """
     for _ in range(layers):
         name = list(OPERATIONS)[int(rng.integers(len(OPERATIONS)))]
@@ -65,7 +59,7 @@ def _either_sign(value: float, rng: np.random.Generator) -> np.float32:
 
 
 def _affine(image: np.ndarray, x: Weights, y: Weights) -> np.ndarray:
-    """Move pixels, nearest neighbour, grey where nothing comes from.
+    """Move pixels by nearest neighbour; pixels from outside the image are grey.
 
     The new pixel at column c and row r is the old one at column x[0] c + x[1] r + x[2] and row y[0] c +
     y[1] r + y[2].
@@ -147,7 +141,7 @@ def _sharpness(image: np.ndarray, level: float, _rng: np.random.Generator) -> np
         for column in range(3):
             weight = np.float32(5 if row == column == 1 else 1) / np.float32(13)
             taps = pixels[row : row + height - 2, column : column + width - 2]
-            smooth = (smooth + np.float64(weight) * taps).astype(np.float32)  # one rounding, as TensorFlow
+            smooth = (smooth + np.float64(weight) * taps).astype(np.float32)  # one rounding, as in TensorFlow
     blurred = image.copy()
     blurred[1:-1, 1:-1] = np.clip(smooth, 0, 255).astype(np.uint8)
     return _blend(blurred, image, _strength(level))
@@ -178,10 +172,11 @@ OPERATIONS: dict[str, Operation] = {
 
 
 class Strength(NamedTuple):
-    """How strong timm's operations are: `share` of the full strength, 0 to 1, with a drawn `sign`.
+    """Strength of timm's operations: `share` of the full strength, 0 to 1, with a drawn `sign`.
 
-    `increasing`: enhancements go `share` away from the unchanged image, by `sign`, and Posterize and Solarize
-    grow with it. Else they are of AutoAugment: factors from 0.1 to 1.9, and less change at a larger share.
+    `increasing`: enhancements differ from the unchanged image by `share`, in the direction of `sign`, and
+    Posterize and Solarize grow with it. Otherwise AutoAugment's: factors from 0.1 to 1.9, and less change at
+    a larger share.
     """
 
     share: float
@@ -191,17 +186,17 @@ class Strength(NamedTuple):
     fill: tuple[int, int, int]
 
     def signed(self, full: float) -> float:
-        """Return the share of `full`, to either side."""
+        """Return the share of `full`, with the drawn sign."""
         return self.sign * (self.share * full)
 
     def kept(self, full: int) -> int:
-        """Return the share of `full`, in whole numbers; of what is left of it where strength increases."""
+        """Return the share of `full`, rounded down; or what remains of `full` if strength increases."""
         part = int(self.share * full)
         return full - part if self.increasing else part
 
     @property
     def factor(self) -> float:
-        """Of Pillow's enhancements; 1 changes nothing."""
+        """Factor of Pillow's enhancements; 1 changes nothing."""
         return max(0.1, 1.0 + self.signed(0.9)) if self.increasing else self.share * 1.8 + 0.1
 
 
@@ -219,19 +214,14 @@ def timm_randaugment(
 ) -> Image.Image:
     """Distort an image by up to `layers` operations, each drawn from the fifteen of timm.
 
-    No Cutout and no Identity. An operation is applied with `probability`, so that many images stay as they
-    are. Shifts are shares of the image size.
+    There is no Cutout and no Identity. An operation is applied with `probability`, so many images stay
+    unchanged. Shifts are fractions of the image size.
 
     Args:
-        image: RGB.
-        rng: the only source of randomness.
-        layers: operations that are drawn.
         magnitude: 0 to 10, the full strength.
-        probability: that a drawn operation is applied.
         std: standard deviation of a magnitude, which is drawn for each operation and then clipped to 0..10.
-        increasing: see `Strength`.
-        resample: of rotations, shears and shifts.
-        fill: colour of what they bring in.
+        resample: filter of rotations, shears and shifts.
+        fill: colour of the pixels from outside the image.
 
     Source: timm, data/auto_augment.py
     """
@@ -245,13 +235,13 @@ def timm_randaugment(
 
 
 def _warped(image: Image.Image, by: Strength, matrix: tuple[float, ...]) -> Image.Image:
-    """Fetch each pixel from the place that Pillow's affine matrix gives."""
+    """Fetch each pixel from its position under Pillow's affine matrix."""
     affine = Image.Transform.AFFINE
     return image.transform(image.size, affine, matrix, resample=by.resample, fillcolor=by.fill)
 
 
 def _posterized(image: Image.Image, by: Strength) -> Image.Image:
-    """Keep the highest bits; none at the full strength, as Pillow did before 13, which refuses that."""
+    """Keep the highest bits; none at full strength, which Pillow allowed before version 13."""
     cut = 8 - by.kept(4)
     return image.point([value >> cut << cut for value in range(256)] * 3)
 
@@ -281,7 +271,7 @@ TIMM_OPERATIONS: dict[str, Callable[[Image.Image, Strength], Image.Image]] = {
 
 
 def three_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Turn an image grey, solarize it or blur it: one of the three, with equal probability.
+    """Convert an image to grey, solarize it or blur it: one of the three, with equal probability.
 
     Source: DeiT III (arXiv 2204.07118), section 3, and its authors' code: a blur of radius 0.1 to 2 pixels
     """
@@ -295,13 +285,11 @@ def three_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def color_jitter(image: Image.Image, strengths: tuple[float, ...], rng: np.random.Generator) -> Image.Image:
-    """Change brightness, contrast, saturation and hue, in an order that is drawn.
+    """Change brightness, contrast, saturation and hue, in random order.
 
     Args:
-        image: RGB.
-        strengths: of these in turn; the first three draw a factor from 1 - strength, at least 0, to
-            1 + strength, the hue a shift between plus and minus it, as a share of the circle of colours.
-        rng: the only source of randomness.
+        strengths: one for each; the first three draw a factor from 1 - strength, at least 0, to 1 + strength,
+            the hue a shift from -strength to +strength, as a fraction of the colour circle.
 
     Source: the rules of torchvision's ColorJitter
     """

@@ -1,7 +1,7 @@
-"""Decodes images to pixels, and converts files to JPEG before storage: HEIC, and large JPEGs on request.
+"""Decode images to pixels, and convert files to JPEG before storage: HEIC, and large JPEGs on request.
 
-An image that cannot be decoded raises `BadSample`, whose reason is a category to count by. Nothing but the
-conversions changes the bytes of an image.
+An image that cannot be decoded raises `BadSample`, whose reason is a category to count by. Only the
+conversions change the bytes of an image.
 """
 
 import io
@@ -35,14 +35,14 @@ from vitctl.errors import DataError
 from vitctl.system import limits
 from vitctl.system.process import acquire
 
-# Pillow's plugins by `image_extension`; a file is opened by the one of its signature.
+# Pillow's plugins by `image_extension`; a file is opened by its signature's.
 _PLUGINS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP", "tif": "TIFF"}
 _PLUGINS |= dict.fromkeys(("pbm", "pgm", "ppm"), "PPM")
-_MAX_TEXT = 8 * 2**20  # bytes of an image as text, of which Pillow reads some millions in a second
+_MAX_TEXT = 8 * 2**20  # bytes of a plain-text image, of which Pillow reads a few million per second
 Truncated = Literal["refuse", "pad"]
-# Peak memory while an image is decoded, in bytes per pixel; measured in tests/data/test_costly_samples.py.
-# By format, else by Pillow's mode; other modes need a second buffer for the conversion to RGB. With several
-# scans the decoder of a JPEG holds the coefficients of the whole image.
+# Peak memory of decoding, in bytes per pixel; measured in tests/data/test_costly_samples.py. By format, else
+# by Pillow's mode; other modes need a second buffer for the conversion to RGB. For several scans, a JPEG
+# decoder holds the coefficients of the complete image.
 _BYTES_PER_PIXEL = {"WEBP": 24, "CMYK JPEG": 20, "RGB": 12, "L": 12, "P": 12, "1": 12}
 _BYTES_PER_PIXEL |= {"one scan": 3, "several scans": 9}
 _OTHER_BYTES_PER_PIXEL = 16
@@ -53,19 +53,18 @@ _COLOUR_MAP, _WHITE_IS_ZERO, _UNSIGNED, _WEBP = 320, 0, 1, 50001
 
 
 class BadSample(DataError):  # noqa: N818 - it names the sample, not the failure
-    """One sample that cannot be used: counted and skipped in training, an error in evaluation.
+    """An unusable sample: counted and skipped in training, an error in evaluation.
 
-    Its fields are a category to count by, such as `truncated` or `not an image`, and what more is known.
+    `where` is a category to count by, such as `truncated` or `not an image`; `what` holds any details.
     """
 
     @property
     def reason(self) -> str:
-        """The category to count by."""
         return self.where or self.what
 
 
 class _Turn(NamedTuple):
-    """How stored pixels are converted for display: transpose first, then flip rows, then flip columns."""
+    """The conversion of stored pixels for display: transpose first, then flip rows, then flip columns."""
 
     transpose: bool
     flip_rows: bool
@@ -86,12 +85,11 @@ _TURNS = {
 
 
 class Picture:
-    """An image whose size is known, and whose pixels are decoded lazily: only the region that is requested.
+    """An image of known size, whose pixels are decoded lazily: only the requested region.
 
     Args:
         stored: decoded pixels, uint8 `[H, W, 3]`; or the header of a JPEG, which is decoded later.
-        orientation: Exif orientation: how stored pixels are rotated and mirrored for display.
-        truncated: see `decode`.
+        orientation: Exif orientation of the stored pixels.
     """
 
     def __init__(
@@ -104,34 +102,26 @@ class Picture:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that this object holds now."""
         return len(self._stored.data) if isinstance(self._stored, Jpeg) else self._stored.nbytes
 
     @property
     def is_turned(self) -> bool:
-        """Whether the stored pixels are rotated or mirrored for display."""
+        """Return whether the stored pixels are rotated or mirrored for display."""
         return any(self._turn)
 
     def region(
         self, top: int, left: int, height: int, width: int, *, reduce: int = 1, reuse_buffer: bool = False
     ) -> np.ndarray:
-        """Decode a rectangular region.
+        """Decode a rectangular region, in pixels of the displayed image.
 
         Args:
-            top: first row.
-            left: first column.
-            height: of the region, in pixels.
-            width: of the region, in pixels.
             reduce: 1 for the exact pixels; 2, 4 or 8 to decode a JPEG directly to 1/2, 1/4 or 1/8 of the
-                size, with the region rounded outwards to whole pixels. Other formats ignore it.
+                size, with the region rounded outwards to integer pixels. Other formats ignore it.
             reuse_buffer: decode into a buffer of this thread, which the next call with `reuse_buffer`
                 overwrites; faster.
 
         Returns:
             uint8 `[height, width, 3]`, or that divided by `reduce`.
-
-        Raises:
-            BadSample: as `decode`.
         """
         turn = self._turn
         top = self.height - top - height if turn.flip_rows else top
@@ -159,10 +149,9 @@ class Picture:
 
 
 def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Truncated = "refuse") -> Picture:
-    """Open an image lazily: of an 8-bit baseline or progressive JPEG only the header is parsed; other formats
-    are decoded at once.
+    """Open an image lazily; arguments and errors are those of `decode`.
 
-    Args and errors are those of `decode`.
+    Only the header of an 8-bit baseline or progressive JPEG is parsed; other formats are decoded at once.
     """
     data, jpeg = without_heic(data), None
     if image_extension(data) == "jpg":
@@ -175,7 +164,7 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
     if not jpeg.has_one_scan:
         _check_scans(data, jpeg.width * jpeg.height)
     if truncated == "refuse" and not jpeg.can_stop_early and lacks_scans(data, jpeg.num_components):
-        raise BadSample(*LACKS_SCANS)  # the decoder reports no error where the data end between two scans
+        raise BadSample(*LACKS_SCANS)  # the decoder reports no error if the data end between two scans
     orientation = 1
     if exif_orientation and jpeg.has_metadata:
         file = io.BytesIO(data)
@@ -185,15 +174,7 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
 
 
 def from_pillow(image: Image.Image, *, exif_orientation: bool = True) -> Picture:
-    """Return an image opened with Pillow, with the pixels and orientation that `decode` gives of its file.
-
-    Args:
-        image: in any mode, loaded or not.
-        exif_orientation: as for `decode`.
-
-    Raises:
-        BadSample: as `decode`.
-    """
+    """Convert an image opened with Pillow to the pixels and orientation that `decode` returns."""
     with _pillow_problems():
         acquire(_check_cost(image.width, image.height, image.mode))
         pixels = _rgb(image)
@@ -205,7 +186,7 @@ def decode(data: bytes, *, exif_orientation: bool = True, truncated: Truncated =
 
     Greyscale, palette, alpha, CMYK and 16-bit images become 8-bit RGB: 12-bit and 16-bit values keep their
     eight high bits, and transparency is dropped, unless nothing would be left of the picture: see
-    `_drawn_in_alpha`. Of an animation the first frame is decoded.
+    `_drawn_in_alpha`. Only the first frame of an animation is decoded.
 
     Args:
         data: the bytes of a JPEG, PNG, WEBP, GIF, BMP, TIFF, PNM or HEIC file.
@@ -228,10 +209,7 @@ def decode(data: bytes, *, exif_orientation: bool = True, truncated: Truncated =
 
 
 def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, int]:
-    """Return the stored pixels, and the orientation.
-
-    Pillow does not report damage in the compressed data of a JPEG.
-    """
+    """Return the stored pixels, and the orientation. Pillow ignores damaged JPEG data, so it is checked."""
     extension = image_extension(data)
     if extension is None:
         raise BadSample(*refusal(data))
@@ -255,10 +233,7 @@ def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, 
 
 
 def _check_png(data: bytes) -> None:
-    """Check the sums over the compressed pixels, which Pillow does not; of other chunks it does.
-
-    Raises BadSample: damage that decompresses shows other pixels.
-    """
+    """Verify the checksums of the compressed pixels, which Pillow ignores: damage may show wrong pixels."""
     at = len(b"\x89PNG\r\n\x1a\n")
     while (end := at + 8 + int.from_bytes(data[at : at + 4])) + 4 <= len(data):
         named = data[at + 4 : end]
@@ -269,10 +244,7 @@ def _check_png(data: bytes) -> None:
 
 @contextmanager
 def _pillow_problems(plugin: str = "image") -> Iterator[None]:
-    """Convert whatever Pillow raises inside to a BadSample.
-
-    Its warnings, about metadata and size, are ignored: the size is checked here.
-    """
+    """Convert whatever Pillow raises to a BadSample, and ignore its warnings about metadata and size."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -290,10 +262,7 @@ def _pillow_problems(plugin: str = "image") -> Iterator[None]:
 
 
 def _check_cost(width: int, height: int, kind: str) -> int:
-    """Check pixels and memory of a kind of image against their limits before decoding; returns the memory.
-
-    Raises BadSample above a limit, and without pixels.
-    """
+    """Check pixels and memory against their limits before decoding, and return the memory in bytes."""
     num_bytes = width * height * _BYTES_PER_PIXEL.get(kind, _OTHER_BYTES_PER_PIXEL)
     if not width * height:
         raise BadSample("not an image", f"{width}x{height} pixels")
@@ -315,10 +284,7 @@ def _jpeg_bytes(jpeg: Jpeg, num_rows: int) -> int:
 
 
 def _check_scans(data: bytes, num_pixels: int) -> None:
-    """Limit decoding time: each scan of a JPEG processes all pixels, however few bytes it has.
-
-    Raises BadSample above the limit.
-    """
+    """Limit decoding time: each scan of a JPEG processes all pixels, however few bytes it has."""
     scans = num_scans(data)
     if scans > limits.SCANS or (scans > 1 and scans * num_pixels > limits.SCANNED):
         raise BadSample(
@@ -329,10 +295,7 @@ def _check_scans(data: bytes, num_pixels: int) -> None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the Exif orientation of a loaded image.
-
-    It must be loaded, because a PNG may store it after the pixels.
-    """
+    """Return the Exif orientation of an image, which must be loaded: a PNG may store it after the pixels."""
     if image.format == "TIFF":
         return 1  # Pillow has applied it
     try:
@@ -342,31 +305,31 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _rgb(image: Image.Image) -> np.ndarray:
-    """Return the stored pixels as RGB, by the range that the file declares."""
+    """Return the stored pixels as 8-bit RGB, scaled from the range that the file declares."""
     tags = getattr(image, "tag_v2", {})  # of a TIFF
     _check_samples(image, tags)
     if image.mode.startswith("I"):  # grey of 12 or 16 bits, which Pillow would clip at 255 instead of scaling
         deep, bits = np.asarray(image), tags.get(_BITS_PER_SAMPLE, (16,))[0]
-        # Pillow has scaled a PGM to 65,535 = 257 * 255; the nearest of 255 is that of `_scaled_pnm`
+        # Pillow has scaled a PGM to 65,535 = 257 * 255; rounding to nearest agrees with `_scaled_pnm`
         nearest = image.format == "PPM"
         high = (deep // 257 + (deep % 257 > 128) if nearest else deep >> (bits - 8)).astype(np.uint8)
-        if tags and tags.get(_PHOTOMETRIC, 0) == _WHITE_IS_ZERO:  # Pillow inverts 1 to 8 bits alone
+        if tags and tags.get(_PHOTOMETRIC, 0) == _WHITE_IS_ZERO:  # Pillow inverts only 1 to 8 bits
             np.subtract(255, high, out=high)
         return np.repeat(high[:, :, None], 3, axis=2)
     if tags and image.mode in ("P", "PA") and max(tags[_COLOUR_MAP]) < 256:
-        # Old writers gave 8 bits instead of 16, as libtiff's tools assume too; Pillow would show black.
+        # Old writers stored 8 bits instead of 16, as libtiff's tools also assume; Pillow would show black.
         image = image.copy()
         image.putpalette(np.reshape(tags[_COLOUR_MAP], (3, -1)).T.astype(np.uint8).tobytes())
     pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
     if not image.has_transparency_data or not is_flat(pixels):
         return pixels
     colour: tuple[int, int, int] = tuple(pixels[0, 0].tolist())
-    del pixels  # to save memory
+    del pixels
     return _drawn_in_alpha(image, colour)
 
 
 def _check_samples(image: Image.Image, tags: Mapping[int, Any]) -> None:
-    """Refuse pixels of no known range, and those that Pillow decodes wrongly."""
+    """Refuse pixels without a known range, and those that Pillow decodes wrongly."""
     signed = not {*tags.get(_SAMPLE_FORMAT, ())} <= {_UNSIGNED}
     # A PGM file of more than 8 bits is scaled to 16 by Pillow.
     if image.mode == "F" or signed or (image.mode == "I" and image.format != "PPM"):
@@ -382,10 +345,7 @@ def _check_samples(image: Image.Image, tags: Mapping[int, Any]) -> None:
 
 
 def _drawn_in_alpha(image: Image.Image, colour: tuple[int, int, int]) -> np.ndarray:
-    """Return an image of one colour, as it looks on white by its transparency; a light colour on black.
-
-    Where the colours show anything, transparency is dropped, as Pillow and torchvision do.
-    """
+    """Return an image of one colour as its transparency shows it on white; on black if it is light."""
     alpha = (image if image.mode in ("LA", "RGBA") else image.convert("RGBA")).getchannel("A")
     low, high = alpha.getextrema()
     page = Image.new("RGB", image.size, colour if low == high else "white" if sum(colour) < 384 else "black")
@@ -394,8 +354,9 @@ def _drawn_in_alpha(image: Image.Image, colour: tuple[int, int, int]) -> np.ndar
 
 
 def _scaled_pnm(image: ImageFile.ImageFile, data: bytes) -> np.ndarray | None:
-    """Return the pixels of a binary PGM or PPM file whose white is neither 255 nor 16 bits of grey, scaled
-    to 255; Pillow, which takes a microsecond for each, has the same. None for other files.
+    """Return the pixels of a binary PGM or PPM whose white is neither 255 nor 16-bit grey, scaled to 255.
+
+    None for other files. Pillow returns the same values, but takes a microsecond for each.
     """
     decoder, _, begin, how = image.tile[0]
     if decoder == "ppm_plain" and len(data) > _MAX_TEXT:
@@ -418,12 +379,9 @@ _USUAL_QUALITY = 90
 
 
 def without_heic(data: bytes) -> bytes:
-    """Return HEIC as the JPEG that `vitctl data shards` makes of it, and any other file unchanged.
+    """Convert HEIC to the JPEG that `vitctl data shards` writes; return any other file unchanged.
 
-    In the JPEG the orientation is applied and the colour profile kept; other metadata are dropped.
-
-    Raises:
-        BadSample: pillow-heif is not installed, or the image is `too large` or `damaged`.
+    The orientation is applied and the colour profile kept; other metadata are dropped. Raises BadSample.
     """
     if not is_heic(data):
         return data
@@ -447,11 +405,11 @@ def without_heic(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Reencode:
-    """Re-encodes JPEG files to smaller ones, which are decoded faster.
+    """Re-encodes JPEG files to smaller ones, which decode faster.
 
     Args:
         max_side: limit on the longer side, in pixels: larger images are resized to it, all others stay
-            unchanged. 0 for no limit: then every JPEG is compressed again, and the result is used only where
+            unchanged. 0 for no limit: then every JPEG is compressed again, and the result is used only if
             it is smaller.
         quality: of the JPEG, 1 to 100; 0 for 90.
     """
@@ -465,12 +423,10 @@ class Reencode:
         return f"{again}, quality {self.quality or _USUAL_QUALITY}, Pillow {PIL.__version__}"
 
     def __call__(self, data: bytes) -> bytes:
-        """Return the file to store in place of a JPEG.
+        """Return the file to store in place of a JPEG. Raises BadSample if it cannot be decoded.
 
         Resizing uses Pillow's Lanczos filter; grey stays grey, CMYK becomes RGB; colour profile and EXIF data
         are kept. The result has restart markers, so that training decodes only the crop; see `cut_out`.
-
-        Raises BadSample if it cannot be decoded.
         """
         picture = open_picture(data)
         if self.max_side and max(picture.height, picture.width) <= self.max_side:

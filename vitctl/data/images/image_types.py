@@ -1,6 +1,4 @@
-"""Detects the type of a file from its name and first bytes: an image to decode, or a file to skip, with the
-reason.
-"""
+"""Detect a file's type from its name and first bytes: an image to decode, or why to skip it."""
 
 import re
 from collections.abc import Callable
@@ -18,8 +16,7 @@ _SYSTEM = {
     "$recycle.bin",
     "system volume information",
 }
-# Extensions of images: a file with one that cannot be decoded counts as a bad image, not as another kind of
-# file.
+# Extensions of images: a file with one that cannot be decoded is a bad image, not another kind of file.
 _CALLED_IMAGE = {
     *IMAGE_EXTENSIONS,
     *("jpe", "jfif", "pjpeg", "pjp", "heic", "heif", "hif", "avif", "dib", "jxl", "jp2", "apng"),
@@ -34,7 +31,7 @@ _OTHERS = (
     (b"<svg", "SVG drawing"),
     (b"<?xml", "XML"),
     (b"\x1aE\xdf\xa3", "video"),
-    (b"\xff\xd8", "damaged JPEG"),  # an intact one goes on with ff
+    (b"\xff\xd8", "damaged JPEG"),  # an intact one continues with ff
 )
 # Images that are not decoded. For JPEG 2000 and AVIF the reason is memory: docs/bounds.md
 _UNREAD = (
@@ -73,18 +70,14 @@ _BITMAP_HEADERS = (12, 40, 52, 56, 64, 108, 124)  # bytes
 
 
 def is_system_file(name: str) -> bool:
-    """Return whether a part of a path is hidden, or a metadata file of an operating system (Thumbs.db,
-    __MACOSX ...).
-    """
+    """Return whether a path has a hidden part, or operating system metadata (Thumbs.db, __MACOSX ...)."""
     return any(part.startswith(".") or part.lower() in _SYSTEM for part in name.split("/"))
 
 
 def exclusion_reason(name: str, head: Callable[[], bytes]) -> str:
-    """Return why a file is not read as an image; empty when it may be one, which decoding decides later.
+    """Return why a file is not read as an image; empty if it may be one, which decoding decides later.
 
-    Args:
-        name: path of the file, with `/`.
-        head: returns its first `HEAD_BYTES` bytes or more; called only where the extension is not enough.
+    `head` returns its first `HEAD_BYTES` bytes or more, and is called only if the extension is not enough.
     """
     if is_system_file(name):
         return SYSTEM_FILE
@@ -104,9 +97,7 @@ def exclusion_reason(name: str, head: Callable[[], bytes]) -> str:
 
 
 def refusal(data: bytes, extension: str = "") -> tuple[str, str]:
-    """Return why a file is not decoded whose `image_extension` is None: a category, and the name of its
-    format.
-    """
+    """Return why a file whose `image_extension` is None is not decoded: a category, and its format."""
     brands = _brands(data)
     unread = next((word for signature, word in _UNREAD if data.startswith(signature)), "")
     unread = "AVIF" if brands & _AVIF_BRANDS else unread
@@ -118,9 +109,7 @@ def refusal(data: bytes, extension: str = "") -> tuple[str, str]:
 
 
 def image_extension(data: bytes) -> str | None:
-    """Return the extension of the image format that the first bytes of a file show; None when the format is
-    not supported.
-    """
+    """Return the extension of the image format that the first bytes show; None if it is not supported."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
     if data[:1] == b"P" and b"1" <= data[1:2] <= b"6" and data[2:3].isspace():

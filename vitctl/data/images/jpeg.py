@@ -1,4 +1,4 @@
-"""Partial decoding of common JPEGs: what lies outside the crop is not decoded where the file allows that.
+"""Partial decoding of common JPEGs: pixels outside the crop are not decoded if the file allows it.
 
 The compressed data of a JPEG can only be decoded from the start, but decoding can stop early: with a smaller
 height written into the header, the decoder stops below the crop. With restart markers it can also start at
@@ -16,12 +16,12 @@ import numpy as np
 _END_OF_IMAGE = b"\xff\xd9"
 _BASELINE, _PROGRESSIVE = (0xC0, 0xC1), 0xC2
 _START_OF_SCAN, _RESTART_INTERVAL = 0xDA, 0xDD
-# Frames of codings that Pillow does not decode, or that nothing here can check for damage: T.81, table B.1
+# Frames of codings that Pillow does not decode, or that cannot be checked for damage here: T.81, table B.1
 _UNREAD = {0xC3: "lossless JPEG", 0xCB: "lossless JPEG", 0xF7: "JPEG-LS"}
 _UNREAD |= dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hierarchical JPEG")
 _FRAMES = (*_BASELINE, _PROGRESSIVE, 0xC9, 0xCA, *_UNREAD)
 _ESCAPE = 0xFF  # begins a marker
-_RESTARTS = bytes(range(0xD0, 0xD8))  # second bytes of restart markers, which are used in turns
+_RESTARTS = bytes(range(0xD0, 0xD8))  # second bytes of restart markers, used cyclically
 _BLOCK = 8  # height and width of a coded block, in pixels
 _COEFFICIENTS = 64
 _COLOURS = {"Gray": 1, "CMYK": 4, "YCCK": 4}  # others have 3
@@ -30,7 +30,7 @@ _SKIPPED = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # tables, restart inter
 _HEIGHT_IN_FRAME = 5  # bytes from the frame's marker to its height
 _MAX_SEGMENTS = 500
 _EXTRANEOUS = "extraneous bytes before marker"
-_CORRUPT = "Corrupt JPEG data"  # begins the decoder's messages about compressed data, not those about headers
+_CORRUPT = "Corrupt JPEG data"  # begins the decoder's messages about compressed data, but not about headers
 _HOLE = bytes(64)  # in compressed data: a block that was never written, or an image of one colour
 _FEW_ZEROS = bytes(16)  # more than the decoder reads ahead
 _MAX_SCRATCH = 1 << 25  # bytes of the reused buffer of a thread; larger images get a new buffer
@@ -44,21 +44,18 @@ LACKS_SCANS: Fault = ("truncated", "the JPEG lacks its last scans")
 
 @dataclass(frozen=True)
 class Jpeg:
-    """A common JPEG, of which the header was parsed.
+    """A common JPEG with a parsed header.
 
     Args:
-        data: the whole file.
-        height: in pixels, as stored.
-        width: in pixels, as stored.
+        height, width: in pixels, as stored.
         frame: byte offset of the frame marker (SOF).
         has_one_scan: whether one scan holds all components, from top to bottom; the decoder refuses others
             after it.
-        can_stop_early: whether there is no hole in this scan either, so that decoding can stop early.
+        can_stop_early: whether this scan also has no hole, so that decoding can stop early.
         num_components: 1 (grey) or 3 (colour).
-        has_metadata: whether there is a segment for Exif or XMP.
         scan: byte offset of the first scan's marker (SOS).
         unit: height and width of a minimum coded unit (MCU), in pixels.
-        restart: byte offset of the restart interval's marker (DRI), 0 where it is missing.
+        restart: byte offset of the restart interval's marker (DRI), 0 if it is missing.
     """
 
     data: bytes
@@ -75,10 +72,9 @@ class Jpeg:
 
 
 def with_end_marker(data: bytes) -> bytes:
-    """Return a JPEG cut after its end marker (EOI), which is appended where it is missing.
+    """Return a JPEG cut after its end marker (EOI), which is appended if it is missing.
 
-    Bytes after the marker are not part of the image, and an image with all rows is complete without the
-    marker.
+    Bytes after the marker are not part of the image, and an image with all rows is complete without it.
     """
     if data.endswith(_END_OF_IMAGE):
         return data
@@ -87,7 +83,7 @@ def with_end_marker(data: bytes) -> bytes:
 
 
 def read_header(data: bytes) -> Jpeg | None:
-    """Parse the header of a grey or RGB JPEG of 8 bits that has an end marker; None for every other JPEG."""
+    """Parse the header of a grey or RGB JPEG of 8 bits with an end marker; None for every other JPEG."""
     if not data.endswith(_END_OF_IMAGE):
         return None
     position, frame, kind, restart, has_metadata = 2, 0, 0, 0, False
@@ -127,27 +123,25 @@ def cut_out(
     """Cut the part of an image that a box needs out of its compressed data.
 
     Args:
-        jpeg: the image.
         top, left, bottom, right: the box, in pixels; the last two exclusive.
-        reduce: as of `decode_rows`.
 
     Returns:
-        The smallest JPEG of restart intervals whose pixels are those of the whole image throughout the box,
-        and the row and the column in the image at which it begins; or the image itself, 0 and 0, where it has
-        no restart markers, or intervals that are neither parts of a row of MCUs nor whole rows.
+        The smallest JPEG of restart intervals whose pixels equal those of the image throughout the box, and
+        the row and column at which it begins; or the image itself, 0 and 0, if it has no restart markers, or
+        intervals that are neither parts of a row of MCUs nor complete rows.
 
     Source: ITU-T T.81, sections B.2.1, E.1.4 and F.2.2.4
     """
     data, (height, width) = jpeg.data, jpeg.unit
     size = int.from_bytes(data[jpeg.restart + 4 : jpeg.restart + 6]) if jpeg.restart else 0
-    units = -(-jpeg.width // width)  # in a row
+    units = -(-jpeg.width // width)  # per row
     if not jpeg.can_stop_early or not size or (size % units and units % size):
         return jpeg, 0, 0
     height, width, per_row = height * max(1, size // units), width * min(size, units), max(1, units // size)
     begin = jpeg.scan + 2 + int.from_bytes(data[jpeg.scan + 2 : jpeg.scan + 4])
     num_rows, coded = -(-jpeg.height // height), np.frombuffer(data, np.uint8)
     is_marker = coded[begin:-1] == _ESCAPE
-    is_marker &= coded[begin + 1 :] != 0  # a zero says that the byte before it is data
+    is_marker &= coded[begin + 1 :] != 0  # a zero marks the byte before it as data
     stops = begin + 2 + is_marker.nonzero()[0]
     num = num_rows * per_row
     numbers = (_RESTARTS * (num // len(_RESTARTS) + 1))[:num]
@@ -173,14 +167,7 @@ def cut_out(
 
 
 def restart_interval(width: int, unit: int) -> int:
-    """Return the number of MCUs between restart markers: at least four that divide a row, else a row.
-
-    With such intervals `cut_out` leaves out columns too.
-
-    Args:
-        width: of the image, in pixels.
-        unit: width of an MCU, in pixels.
-    """
+    """Return the MCUs between restart markers: the least divisor of a row from four on, else a row."""
     units = -(-width // unit)
     return next((size for size in range(_MIN_INTERVAL, units) if units % size == 0), units)
 
@@ -191,14 +178,12 @@ def decode_rows(
     """Decode the top rows of an image.
 
     Args:
-        jpeg: the image.
-        num_rows: rows to decode, 1 to the height.
         reduce: 1, 2, 4 or 8: decode to 1/reduce of the size, which is faster and changes the pixels slightly.
         reuse_buffer: decode into the buffer of this thread, which the next call with `reuse_buffer`
             overwrites; faster.
 
     Returns:
-        uint8 `[H, W, 3]`, of `num_rows / reduce` rows or more; None when the data do not match the header.
+        uint8 `[H, W, 3]`, of `num_rows / reduce` rows or more; None if the data do not match the header.
     """
     import simplejpeg
 
@@ -220,7 +205,7 @@ def decode_rows(
 
 
 class _Scratch(threading.local):
-    """A buffer that a thread reuses for decoding: new pages would take a twelfth of the decoding time."""
+    """A per-thread decoding buffer: new pages would take a twelfth of the decoding time."""
 
     memory = np.empty(0, np.uint8)
 
@@ -237,11 +222,10 @@ _SCRATCH = _Scratch()
 
 
 def find_fault(data: bytes) -> Fault | None:
-    """Decode a whole JPEG with an end marker, and return how its compressed data are truncated or damaged.
+    """Decode a complete JPEG with an end marker, and describe any damage of its compressed data.
 
-    A few extraneous bytes after the last row are harmless and common, except where zeros stand in place of
-    compressed data. None for an intact image, and for one whose header this decoder does not support, which
-    Pillow may decode.
+    A few extraneous bytes after the last row are harmless and common, except if zeros stand in place of
+    compressed data. None also for a header that this decoder does not support, but Pillow may.
     """
     import simplejpeg
 
@@ -267,8 +251,7 @@ def find_fault(data: bytes) -> Fault | None:
 
 
 def lacks_scans(data: bytes, num_components: int) -> bool:
-    """Return whether a progressive JPEG ends before its scans hold every coefficient of every component to
-    the last bit.
+    """Return whether a progressive JPEG ends before its scans hold every coefficient to the last bit.
 
     Source: ITU-T T.81, sections B.2.3 and G.1.1.1
     """
@@ -282,27 +265,25 @@ def lacks_scans(data: bytes, num_components: int) -> bool:
             for component in header[: 2 * num : 2]:
                 precise.setdefault(component, set()).update(range(first, last + 1) if bits & 15 == 0 else ())
         position = data.find(b"\xff%c" % _START_OF_SCAN, position + 2)
-    if not precise:  # no scan was found: left to the decoder
+    if not precise:  # no scan: left to the decoder
         return False
     return len(precise) < num_components or any(len(known) < _COEFFICIENTS for known in precise.values())
 
 
 def num_scans(data: bytes) -> int:
-    """Return the number of scans of a JPEG, or a few more: those of a thumbnail in its metadata are counted
-    too.
-    """
+    """Count the scans of a JPEG; those of a thumbnail in its metadata count too."""
     return data.count(b"\xff%c" % _START_OF_SCAN)
 
 
 def unread_coding(data: bytes) -> str:
-    """Return the name of a JPEG's coding if it is not decoded, else an empty text."""
+    """Return the name of a JPEG's coding if vitctl does not decode it, else ""."""
     at = _first(data, _FRAMES)
     marker, bits = data[at + 1 : at + 2], data[at + 4 : at + 5]
     return _UNREAD.get(ord(marker or b"\0"), f"JPEG of {bits[0]} bits" if bits > b"\x08" else "")
 
 
 def _first(data: bytes, markers: Container[int] = (_START_OF_SCAN,)) -> int:
-    """Return the byte offset of the first of some markers; the length of the data where there is none."""
+    """Return the byte offset of the first of some markers; the length of the data if there is none."""
     position = 2
     for _ in range(_MAX_SEGMENTS):
         if position + 4 > len(data) or data[position] != 0xFF:

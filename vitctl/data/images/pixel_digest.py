@@ -1,4 +1,4 @@
-"""Finds images that decode to one flat colour, and images of several classes with the same pixels."""
+"""Detect images of one flat colour, and images of several classes with the same pixels."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ import numpy as np
 
 from vitctl.system.text import count_text, one_line
 
-_FLAT = b"flat colour: "  # 13 bytes before the colour; no digest begins so
+_FLAT = b"flat colour: "  # 13 bytes before the colour, with which no digest begins
 _SHOWN = 3
 
 
@@ -17,8 +17,9 @@ def is_flat(pixels: np.ndarray) -> bool:
 
 
 def pixel_digest(pixels: np.ndarray) -> bytes:
-    """Return 16 bytes for the pixels of an image, uint8 `[H, W, 3]`, equal for equal pixels; flat images of
-    one colour and any size have the same.
+    """Return 16 bytes, equal for equal pixels, uint8 `[H, W, 3]`.
+
+    Flat images of one colour and any size have the same.
     """
     if is_flat(pixels):
         return _FLAT + bytes(pixels[0, 0])
@@ -33,9 +34,9 @@ def pixel_notes(
     """Return a line on images of one flat colour, and one on images of several classes with the same pixels.
 
     Args:
-        digests: of the pixels of each image; empty where it was not decoded.
-        name: of an image, by its number here.
-        label: class names of an image, in a text; empty for none.
+        digests: of each image's pixels; empty if it was not decoded.
+        name: returns an image's name, by index.
+        label: returns an image's class names, as text; empty for none.
     """
     flat = [number for number, digest in enumerate(digests) if digest.startswith(_FLAT)]
     _, groups, sizes = np.unique(np.array(digests, "S16"), return_inverse=True, return_counts=True)

@@ -1,7 +1,4 @@
-"""Transforms from an image to the square input of a model.
-
-Random choices come from a generator passed by the caller.
-"""
+"""Transforms from an image to a model's square input, with random choices from a given generator."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -42,9 +39,7 @@ _GREY = [128.0, 128.0, 128.0]  # fill colour outside the image, as in the code o
 
 
 class Drawn(NamedTuple):
-    """The random choices for one image: the crop box, the corner of the square in the resized image, whether
-    to flip it left-right, and upside down.
-    """
+    """The random choices for one image. `corner` is that of the square within the resized image."""
 
     box: Box
     corner: tuple[int, int]
@@ -63,26 +58,20 @@ class TrainTransform:
             (`inception_box`) or torchvision's (`random_resized_box`); `random` resizes to a square of
             `resize` pixels and crops at a random position (as in BiT); `none` only resizes; `letterbox`: see
             `EvalTransform`.
-        flip: flip horizontally with probability 0.5.
         resample: `bilinear` as in TensorFlow, without antialiasing; `bilinear_antialias` and
             `bicubic_antialias` as in Pillow.
-        area_range: of a random box: fraction of the image area, 0 to 1.
-        aspect_range: of a random box: aspect ratio, width / height.
-        resize: `random`: size before the crop, in pixels.
+        area_range: area of a random box, as a fraction of the image, 0 to 1.
+        aspect_range: aspect ratio of a random box, width / height.
+        resize: for `random`: size before the crop, in pixels.
         decode: `exact`, or `scaled` to decode a large JPEG to 1/2, 1/4 or 1/8 of its size where the crop is
             still at least as large as the result. This is faster, and antialiases.
         randaugment_layers: number of RandAugment operations; 0 for none.
-        randaugment_magnitude: of the operations, 0 to 30; see `rand_augment`.
-        exif_orientation: whether the loader applies the Exif orientation; see `decode`.
-        truncated: how the loader treats truncated JPEGs; see `decode`.
+        randaugment_magnitude: 0 to 30; see `rand_augment`.
         randaugment_rules: torchvision's (`rand_augment`), `big_vision_randaugment` or `timm_randaugment`.
-        vertical_flip: flip upside down with probability 0.5.
-        augment3: see `three_augment`.
-        color_jitter: strengths, see `color_jitter`; none: off.
-        fill: `letterbox`, and timm's RandAugment: colour beside the image; see `fill_colour`.
+        fill: for `letterbox` and timm's RandAugment: colour outside the image; see `fill_colour`.
         randaugment_probability, randaugment_std, randaugment_increasing: see `timm_randaugment`.
 
-    Paper: Section 4.1 and Appendix B.1.1; the crop as run is that of the authors' code.
+    Paper: Section 4.1 and Appendix B.1.1; the crop is that of the authors' code.
     """
 
     image_size: int
@@ -112,14 +101,9 @@ class TrainTransform:
             _distortion(self.randaugment_layers, self.randaugment_magnitude)
 
     def __call__(self, image: Picture | np.ndarray, rng: np.random.Generator) -> "Tensor":
-        """Transform one image.
+        """Transform a picture, of which only the crop is decoded, or uint8 `[H, W, 3]`.
 
-        Args:
-            image: a picture, of which only the crop is decoded; or uint8 `[H, W, 3]`.
-            rng: the only source of randomness.
-
-        Returns:
-            uint8 `[3, image_size, image_size]`.
+        Returns uint8 `[3, image_size, image_size]`.
         """
         picture = image if isinstance(image, Picture) else Picture(image)
         return self.apply(picture, self.draw(picture.height, picture.width, rng))
@@ -127,7 +111,7 @@ class TrainTransform:
     def draw(self, height: int, width: int, rng: np.random.Generator) -> Drawn:
         """Draw the random choices for an image of this size.
 
-        `apply` uses `rng` again for what changes pixels: RandAugment, 3-Augment and colour jitter.
+        `apply` draws from `rng` again for what changes pixels: RandAugment, 3-Augment and colour jitter.
         """
         corner, box = (0, 0), (0, 0, height, width)
         if self.crop in ("inception", "random_resized"):
@@ -188,22 +172,21 @@ class EvalTransform:
     Args:
         image_size: height and width of the result, in pixels.
         method: `square` resizes to a square, whatever the aspect ratio; `shorter_side` keeps the aspect ratio
-            and resizes the shorter side; `torchvision` is `shorter_side` with torchvision's rounding, which
-            is timm's too: the longer side is rounded down, a margin of half a pixel to the even number;
-            `transformers` rounds such a margin down; `letterbox` keeps the whole image: it resizes the longer
-            side to image_size and centres the image on a square of `fill`, with the rounding of timm's crop
-            mode `border`.
+            and resizes the shorter side; `torchvision` is `shorter_side` with torchvision's (and timm's)
+            rounding: the longer side is rounded down, a margin of half a pixel to the even number;
+            `transformers` rounds such a margin down; `letterbox` resizes the longer side to image_size and
+            centres the image, uncropped, on a square of `fill`, with the rounding of timm's crop mode
+            `border`.
         resize: size of the square, or of the shorter side, before the centre crop; 0 for image_size.
-            `letterbox` has none.
+            `letterbox` ignores it.
         resample: see `TrainTransform`; or `area`, TensorFlow's `ResizeMethod.AREA`, which the authors use in
             evaluation during pre-training: see `area_resized`; `lanczos`, `box` and `hamming` are Pillow's
-            filters, `nearest` is the pixel whose area holds the new one's centre.
-        decode: see `TrainTransform`.
-        exif_orientation, truncated: see `TrainTransform`.
-        fill: colour beside a letterboxed image; see `fill_colour`.
+            filters, `nearest` takes the pixel whose area holds the centre of the new pixel.
+        decode, exif_orientation, truncated: see `TrainTransform`.
+        fill: colour outside a letterboxed image; see `fill_colour`.
 
     Raises:
-        CheckpointError: `resample`, of weights of another program, is none of these.
+        CheckpointError: `resample`, read from third-party weights, is unknown.
 
     Paper: the authors' code; Section 4.1 for the resolution.
     """
@@ -218,14 +201,13 @@ class EvalTransform:
     fill: Colour = GREY
 
     def __post_init__(self) -> None:
-        if self.resample not in (known := get_args(EvalResample)):  # of weights of another program
+        if self.resample not in (known := get_args(EvalResample)):  # read from third-party weights
             raise CheckpointError(
                 f"these weights resize images by {one_line(repr(self.resample))}, which vitctl does not have",
                 fix=f"set data.eval_resample to one of {', '.join(known)}",
             )
 
     def __str__(self) -> str:
-        """Return a description for the terminal."""
         resize = self.resize or self.image_size
         if self.method == "letterbox":
             how = "whole on a square"
@@ -236,16 +218,9 @@ class EvalTransform:
         return f"images of {self.image_size} pixels, {how}"
 
     def __call__(self, image: Picture | np.ndarray) -> "Tensor":
-        """Transform one image.
+        """Transform a picture, or uint8 `[H, W, 3]`, to uint8 `[3, image_size, image_size]`.
 
-        Args:
-            image: a picture, or uint8 `[H, W, 3]`.
-
-        Returns:
-            uint8 `[3, image_size, image_size]`.
-
-        Raises:
-            BadSample: `too large`, for an image so narrow that the resized one exceeds the limit on pixels.
+        Raises BadSample `too large` for an image so narrow that the resized one exceeds the pixel limit.
         """
         size, picture = self.image_size, image if isinstance(image, Picture) else Picture(image)
         if self.method == "letterbox":
@@ -265,7 +240,7 @@ class EvalTransform:
         return pixels[:, top : top + size, left : left + size]
 
     def scaled(self, height: int, width: int) -> tuple[int, int]:
-        """Return the size of an image whose shorter side is scaled to `resize`."""
+        """Return height and width after the shorter side is scaled to `resize`."""
         target, shorter = self.resize or self.image_size, min(height, width)
         if self.method in ("torchvision", "transformers"):
             return int(target * height / shorter), int(target * width / shorter)
@@ -273,24 +248,19 @@ class EvalTransform:
         return round(height * ratio), round(width * ratio)
 
     def margin(self, side: int) -> int:
-        """Pixels before the centre crop, along a side."""
+        """Return the pixels before the centre crop, along one side."""
         spare = side - self.image_size
         return round(spare / 2) if self.method == "torchvision" else spare // 2
 
 
 def fill_colour(mean: Sequence[float]) -> Colour:
-    """Return the colour of the area beside a letterboxed image: the mean of the weights, 0 to 1, as the
-    nearest whole numbers of 0 to 255. So it is 0 after normalisation, within half a level.
-    """
+    """Return the colour outside a letterboxed image: the weights' mean, 0 to 1, so about 0 if normalised."""
     red, green, blue = (min(max(round(255 * value), 0), 255) for value in mean)
     return red, green, blue
 
 
 def augmentation_rng(seed: int, epoch: int, sample: int) -> np.random.Generator:
-    """Return the random generator for one sample in one epoch.
-
-    It depends on these numbers only, not on worker, rank or order.
-    """
+    """Return the random generator for one sample in one epoch, independent of worker, rank and order."""
     return np.random.default_rng((seed, epoch, sample))
 
 
@@ -306,12 +276,9 @@ def inception_box(
     The aspect ratio is uniform in its range; then the height is uniform among those that keep the area in its
     range and the box inside the image (so the side is uniform, not the area). A box that is too small after
     rounding is made one pixel higher, one that is too large one pixel lower, which matters for small images.
-    After 100 failures: the whole image. As in TensorFlow, arithmetic is float32.
+    After 100 failures the whole image is returned. As in TensorFlow, arithmetic is float32.
 
     Args:
-        height: of the image, in pixels.
-        width: of the image, in pixels.
-        rng: the source of randomness.
         area_range: fraction of the image area, 0 to 1.
         aspect_range: aspect ratio of the box, width / height.
 
@@ -345,7 +312,7 @@ def random_resized_box(
     area_range: tuple[float, float],
     aspect_range: tuple[float, float],
 ) -> Box:
-    """Draw a random crop box with the distribution of torchvision's RandomResizedCrop, which timm has too.
+    """Draw a random crop box with the distribution of torchvision's (and timm's) RandomResizedCrop.
 
     Area and logarithm of the aspect ratio are uniform in their ranges; a box that does not fit the image is
     drawn again, ten times in all. Then: the largest box in the centre whose aspect ratio is in its range.
@@ -363,9 +330,7 @@ def random_resized_box(
 
 
 def _highest(width: int, largest: np.float32, aspect: np.float32) -> int:
-    """Return the largest height of a box of this aspect ratio whose area is at most `largest` and whose width
-    fits the image.
-    """
+    """Return the largest height of a box with this aspect ratio that fits the image and `largest` area."""
     height: int = round(np.sqrt(largest / aspect))
     if _width_and_area(height, aspect)[0] > width:
         # the largest height whose width still rounds to that of the image
@@ -380,26 +345,16 @@ def _width_and_area(height: int, aspect: np.float32) -> tuple[int, np.float32]:
 
 
 def _offset(largest: int, rng: np.random.Generator) -> int:
-    """Draw an offset from 0 to `largest`.
-
-    As in TensorFlow, `largest` itself is never drawn, unless it is 0.
-    """
+    """Draw an offset below `largest`; as in TensorFlow, `largest` itself is drawn only if it is 0."""
     return int(rng.integers(largest)) if largest else 0
 
 
 def area_resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize by area averaging: each new pixel is the mean of the rectangle that it covers, with fractional
-    weights at the edges.
+    """Resize uint8 `[H, W, C]` to height and width `size` by area averaging, rounded to nearest.
 
-    This is TensorFlow's `ResizeMethod.AREA` (and OpenCV's INTER_AREA for downsampling). Pillow's BOX and
-    torch's `area` differ: they use whole pixels only.
-
-    Args:
-        pixels: uint8 `[H, W, C]`.
-        size: new height and width.
-
-    Returns:
-        uint8 `[*size, C]`, rounded to nearest.
+    Each new pixel is the mean of the rectangle that it covers, with fractional weights at the edges. This is
+    TensorFlow's `ResizeMethod.AREA` (and OpenCV's INTER_AREA for downsampling). Pillow's BOX and torch's
+    `area` differ: they use whole pixels only.
     """
     rows = _area_means(pixels, size[0])
     columns = _area_means(rows.swapaxes(0, 1), size[1]).swapaxes(0, 1)
@@ -407,13 +362,13 @@ def area_resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def _area_means(values: np.ndarray, size: int) -> np.ndarray:
-    """`[N, ...]` to float64 `[size, ...]`: differences of the running sum at the edges of the new pixels."""
+    """Average `[N, ...]` to float64 `[size, ...]`, by differences of the running sum at pixel edges."""
     number = len(values)
     sums = np.cumsum(values, axis=0, dtype=np.int64 if values.dtype == np.uint8 else np.float64)
     edges = np.arange(size + 1) * (number / size)
     whole = np.minimum(edges.astype(np.int64), number - 1)
     part = (edges - whole).reshape(-1, *[1] * (values.ndim - 1))
-    before = sums[whole] - values[whole]  # of all pixels that end at or before the edge
+    before = sums[whole] - values[whole]  # sum of the pixels that end at or before the edge
     means: np.ndarray = np.diff(before + part * values[whole], axis=0) * (size / number)
     return means
 
@@ -421,11 +376,8 @@ def _area_means(values: np.ndarray, size: int) -> np.ndarray:
 def _resized(
     picture: Picture, box: Box, size: tuple[int, int], resample: EvalResample, decode: Decode
 ) -> "Tensor":
-    """Crop a box and resize it with half-pixel centres.
-
-    Returns uint8 `[3, *size]`, channels last in memory.
-    """
-    import torch  # here, because a plan names transforms and needs no torch
+    """Crop a box and resize it with half-pixel centres, to uint8 `[3, *size]`, channels last in memory."""
+    import torch  # here, because a plan needs transforms without torch
 
     reduce = 1
     if decode == "scaled":
@@ -438,7 +390,7 @@ def _resized(
     pixels = torch.from_numpy(region)[None].permute(0, 3, 1, 2)
     if pixels.shape[2:] == size:
         return pixels[0].clone()
-    if resample in _FILTERS:  # torch has none of them on every version
+    if resample in _FILTERS:  # not every version of torch has them
         return _tensor(np.array(Image.fromarray(region).resize(size[::-1], _FILTERS[resample])))
     if resample == "nearest":
         return torch.nn.functional.interpolate(pixels, size, mode="nearest-exact")[0]
@@ -453,7 +405,7 @@ def _resized(
 def _letterboxed(
     picture: Picture, size: int, resample: EvalResample, decode: Decode, fill: Colour
 ) -> "Tensor":
-    """Resize the longer side to `size` and centre the image on a square; as `_resized`."""
+    """Resize the longer side to `size` and centre the image on a square; result as in `_resized`."""
     ratio = max(picture.height, picture.width) / size
     height, width = (max(1, round(side / ratio)) for side in (picture.height, picture.width))
     whole = 0, 0, picture.height, picture.width
@@ -466,7 +418,7 @@ def _letterboxed(
 
 
 def _tensor(image: np.ndarray) -> "Tensor":
-    """uint8 `[H, W, 3]` to `[3, H, W]`, channels last in memory."""
+    """Convert uint8 `[H, W, 3]` to `[3, H, W]`, channels last in memory."""
     import torch
 
     return torch.from_numpy(image).permute(2, 0, 1)
@@ -479,12 +431,7 @@ def rand_augment(image: "Tensor", rng: np.random.Generator, *, layers: int, magn
         image: uint8 `[3, H, W]`.
         rng: the only source of randomness. torchvision draws from torch's global CPU generator, which is
             seeded from `rng` here and restored afterwards.
-        layers: number of operations, at least 1.
-        magnitude: 0 to 30, as torchvision counts it: 30 is the strongest that AutoAugment had (10 in its
-            authors' code).
-
-    Returns:
-        uint8 `[3, H, W]`, channels last in memory.
+        magnitude: 0 to 30, as in torchvision: 30 is AutoAugment's strongest (10 in its authors' code).
 
     Source: RandAugment (arXiv 1909.13719), by torchvision.transforms.v2
     """

@@ -1,4 +1,4 @@
-"""Checks of shards: their bytes, members and images, and that a folder holds what it should, no more."""
+"""Check shards: their bytes, members and images, and that a folder holds nothing else."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -37,13 +37,10 @@ class Report:
     """The result of a check.
 
     Args:
-        num_samples: in the split.
         num_decoded: images that were decoded, successfully or not.
         class_counts: samples of each class, in label order.
-        problems: in the order of the shards.
-        digests: of the bytes of every image, `[n]` of 16 bytes, equal for equal images; empty for a sample.
+        digests: of every image's bytes, `[n]` of 16 bytes, equal for equal images; empty for a sample.
         repeated: duplicate images of the split: `(first, later)`.
-        notes: on images that look the same, see `pixel_notes`.
     """
 
     num_samples: int
@@ -56,7 +53,7 @@ class Report:
 
 
 class Problem(NamedTuple):
-    """A problem of a file; `member` is the bad member, or what is wrong with the file; `line` says it all."""
+    """A problem with a file; `member` is the bad member, or the problem of the file; `line` is complete."""
 
     file: str
     kind: str
@@ -85,11 +82,9 @@ def verify_index(
     """Check the shards of a split against its index. Remote shards are fetched temporarily, one per worker.
 
     Args:
-        index: an opened split.
         decode_images: "all": every byte is read and every image decoded; "none": every byte is read;
-            "sample": a thousand images spread over the split are read and decoded, and no whole shard.
-        workers: processes; 0: this one.
-        progress: called with (steps done, steps in all); a step is a shard or an image.
+            "sample": a thousand images spread over the split are read and decoded, but no complete shard.
+        progress: called with (steps done, steps in total); a step is a shard or an image.
     """
     tasks = list(_tasks(index, decode_images == "sample"))
     decodes = decode_images != "none"
@@ -101,7 +96,7 @@ def verify_index(
 
     results = run_tasks(check, len(tasks), workers=workers, done=counted(progress, num_steps))
     problems = [problem for found, _, _ in results for problem in found]
-    source = ShardSource(replace(index, label_counts=None))  # so that every label is read
+    source = ShardSource(replace(index, label_counts=None))  # without counts, so that every label is read
     try:
         check_labels(source, index.folder.name, "pixels")
     except DataError as error:
@@ -178,7 +173,7 @@ def _check_task(index: Index, task: _Task, decodes: bool, done: Done) -> _Checke
 
 @contextmanager
 def _opened_shard(index: Index, number: int, *, fetch: bool) -> Iterator[Index]:
-    """Open an index of one shard of a split. With `fetch` a remote shard is copied here, temporarily."""
+    """Open the index of one shard of a split; `fetch` copies a remote shard here, temporarily."""
     shard = index.shards[number]
     begin = sum(other.num_samples for other in index.shards[:number])
     rows = slice(begin, begin + shard.num_samples)
@@ -241,15 +236,7 @@ def _shard_problems(own: Index, address: str) -> list[Problem]:
 
 
 def unused_files(folder: Path) -> tuple[list[str], list[str]]:
-    """List files in the folder of a data set, or of one split, that belong to no split.
-
-    Args:
-        folder: of splits, or of one.
-
-    Returns:
-        problems, among them shards without an index and writing that was not finished; and notes on other
-        files. One line each.
-    """
+    """Return problems (shards without an index, unfinished writing) and notes on files that no split uses."""
     splits = find_splits(folder)
     problems, notes = list[str](), list[str]()
     for place in splits.values():
@@ -312,15 +299,7 @@ def _check_split_folder(folder: Path, problems: list[str], notes: list[str]) -> 
 
 
 def missing_images(name: str, indexes: Mapping[str, Index]) -> tuple[list[str], list[str]]:
-    """List missing splits and images of a known data set, by the sizes in the catalog.
-
-    Args:
-        name: of the set.
-        indexes: of the splits that were found.
-
-    Returns:
-        problems, and notes on splits whose index says itself that they are a part. One line each.
-    """
+    """Return problems and notes on missing splits and images of a known data set, by the catalog's sizes."""
     row = find_data_set(name)
     sizes = row.sizes if "train800" not in indexes else {"train800": 800, "val200": 200}
     problems = [f"{row.name}: split '{split}' is missing" for split in sizes if split not in indexes]

@@ -1,5 +1,4 @@
-"""Finds exact and near-duplicates, of test images in training data or within a data set, and shows them in
-pairs.
+"""Find exact and near-duplicates, of test images in training data or within a data set, and show the pairs.
 
 Exact duplicates have the same bytes; near-duplicates have perceptual hashes with a small Hamming distance.
 
@@ -30,7 +29,7 @@ from vitctl.system.text import count_text, one_line
 
 MATCHES = "matches.csv"
 _PAIRS_ON_A_PAGE, _PAIRS_IN_A_ROW, _MAX_PAGES = 24, 3, 20
-MAX_BITS, NEAR_BITS = 15, 6  # the second by default: no pair of 500 ImageNet photos is as near
+MAX_BITS, NEAR_BITS = 15, 6  # default 6: no pair of 500 ImageNet photos is that close
 _NUM_CHUNKS, _CHUNK_BITS = 4, 16
 _MAX_CANDIDATES = 2**21  # compared at a time
 _SIDE = 32  # of the grey thumbnail
@@ -42,9 +41,7 @@ _IMAGES_PER_TASK = 64
 
 @dataclass(frozen=True)
 class Match:
-    """An image and its duplicate; `bits` is the Hamming distance of their perceptual hashes, 0 for exact
-    duplicates.
-    """
+    """An image and its duplicate; `bits` is the Hamming distance of their perceptual hashes, 0 if exact."""
 
     sample: int
     other: int
@@ -58,7 +55,7 @@ class ImageHashes:
 
     Args:
         digests: of the bytes, `[n]` of 16 bytes.
-        perceptual: uint64 `[n]`, see `perceptual_hash`; 0 where there is none.
+        perceptual: uint64 `[n]`, see `perceptual_hash`; 0 if there is none.
         has_perceptual: bool `[n]`, False for images that cannot be decoded or are flat.
     """
 
@@ -69,9 +66,7 @@ class ImageHashes:
 
 @dataclass(frozen=True)
 class Found:
-    """The images of a split that are duplicates of images in one test set, or of earlier images in the split
-    itself.
-    """
+    """The images of a split that duplicate images of a test set, or earlier images of the same split."""
 
     name: str
     source: Source
@@ -80,17 +75,14 @@ class Found:
     own_name: str
 
     def labels(self, match: Match) -> tuple[str, str]:
-        """Return the class names of both images, see `label_text`."""
         return label_text(self.own, match.sample), label_text(self.source, match.other)
 
     def has_other_label(self, match: Match) -> bool:
-        """Return whether both images have labels, and different ones."""
         own, other = self.labels(match)
         return bool(own and other) and own != other
 
     @property
     def num_exact(self) -> int:
-        """Matches that are the same file, byte for byte."""
         return sum(match.is_exact for match in self.matches)
 
 
@@ -106,11 +98,7 @@ def compare(
     """Find the images of a split that are duplicates of test images.
 
     Args:
-        own: the split to deduplicate.
-        tests: split folders by name.
         max_bits: largest Hamming distance of near-duplicates, 0 to 15; -1 for exact duplicates only.
-        own_name: of the split, for the report.
-        workers: worker processes; 0: this process.
         done: called with the number of images read since the last call.
     """
     hashes, found = hash_images(own, workers=workers, done=done, perceptual=max_bits >= 0), []
@@ -130,11 +118,10 @@ def compare_within(
     done: Done = lambda _: None,
     until: float = inf,
 ) -> list[Found]:
-    """Find the duplicates in a data set: those across its splits first, then those in each split.
+    """Find the duplicates in a data set: across its splits first, then within each split.
 
     Args:
-        sides: splits by name, each with images of its own.
-        max_bits, workers, done: as for `compare`.
+        sides: splits by name, without shared images.
         until: time of `time.monotonic` after which images are left out.
     """
     hashes = {
@@ -151,7 +138,7 @@ def compare_within(
 
 
 def sides_of(sources: Mapping[str, Source]) -> dict[str, Source]:
-    """Return the splits of a data set; where it has one, the two sides of its automatic split."""
+    """Return the splits of a data set; if it has only one, the two sides of its automatic split."""
     division = default_splits(list(sources)) if len(sources) == 1 else None
     if division:
         with suppress(DataError):  # too few labelled images to divide
@@ -160,7 +147,7 @@ def sides_of(sources: Mapping[str, Source]) -> dict[str, Source]:
 
 
 def describe(found: Found) -> str:
-    """Return a line with the numbers of duplicates, and a pair: one with different labels if there is any."""
+    """Return a line with the numbers of duplicates and one pair, with different labels if possible."""
     wrong = [match for match in found.matches if found.has_other_label(match)]
     match = (wrong or found.matches)[0]
     where = found.own_name if found.own_name == found.name else f"{found.own_name} and {found.name}"
@@ -187,12 +174,7 @@ def free_folder(wanted: Path) -> Path:
 
 
 def write_report(found: Sequence[Found], folder: Path) -> list[Path]:
-    """Write `matches.csv`, and pages of image pairs (image of the split, test image), the least certain
-    first.
-
-    Returns:
-        the files; at most twenty pages.
-    """
+    """Write and return `matches.csv` and at most twenty pages of image pairs, the least certain first."""
     folder.mkdir(parents=True, exist_ok=True)
     pages = _write_pages(found, folder)
     # Written last: a folder without it holds an unfinished report, and is used again.
@@ -250,11 +232,11 @@ def find_matches(own: ImageHashes, others: ImageHashes, *, max_bits: int) -> lis
 
     Args:
         own: images to check.
-        others: images to compare with; `own` again: each image is compared with those before it.
-        max_bits: largest Hamming distance of near-duplicates, 0 to 15; -1 for exact duplicates only.
+        others: images to compare with; if this is `own`, each image is compared with those before it.
+        max_bits: see `compare`.
 
     Returns:
-        at most one match per own image, in their order.
+        at most one match per image of `own`, in order.
     """
     best: dict[int, Match] = {}
     if max_bits >= 0:
@@ -273,15 +255,10 @@ def find_matches(own: ImageHashes, others: ImageHashes, *, max_bits: int) -> lis
 
 
 def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find all pairs of 64-bit words with a small Hamming distance.
+    """Find pairs of words, uint64 `[n]` and `[m]`, with a Hamming distance of at most `max_bits`, 0 to 15.
 
-    Words are split into four chunks of 16 bits. Where at most `max_bits` bits differ, at least one chunk
-    differs in at most a quarter of them; so only words with a similar chunk are compared.
-
-    Args:
-        a: uint64 `[n]`.
-        b: uint64 `[m]`.
-        max_bits: 0 to 15.
+    Words are split into four chunks of 16 bits. If at most `max_bits` bits differ, at least one chunk differs
+    in at most a quarter of them; so only words with a similar chunk are compared.
 
     Returns:
         indices in `a`, indices in `b`, and Hamming distances, int64 `[p]` each, sorted by the first two.
@@ -309,9 +286,7 @@ def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray,
 def _near_in_buckets(
     a: np.ndarray, b: np.ndarray, buckets: np.ndarray, order: np.ndarray, starts: np.ndarray, max_bits: int
 ) -> np.ndarray:
-    """Find near pairs of the words of `a` and the words of `b` in the bucket of each; a pair (i, j) as `i *
-    len(b) + j`.
-    """
+    """Return near pairs (i, j) of each word of `a` and the `b` words in its bucket, as `i * len(b) + j`."""
     counts = starts[buckets + 1] - starts[buckets]
     rows = np.flatnonzero(counts)
     ends = np.cumsum(counts[rows])
@@ -341,11 +316,8 @@ def hash_images(
     """Read every image of a source, and compute its digest and its perceptual hash.
 
     Args:
-        source: whose images may be damaged.
-        workers: worker processes; 0: this process.
-        done: called with the number of images processed since the last call.
         perceptual: False to compute digests only, without decoding.
-        until: time of `time.monotonic` after which images are left out: they are no duplicates.
+        until: time of `time.monotonic` after which images are left out: they match nothing.
     """
 
     def hash_image(sample: int) -> tuple[bytes, int | None]:
@@ -370,10 +342,7 @@ def perceptual_hash(data: bytes) -> int | None:
 
     The image is resized to 32 x 32 grey pixels, for JPEG partly while decoding. The mean (DC coefficient) is
     not used. Copies that differ in size, compression or brightness have a Hamming distance of a few bits;
-    unrelated images of 32 bits on average.
-
-    Returns:
-        None for an image that cannot be decoded, or is flat.
+    unrelated images of 32 bits on average. None for an image that cannot be decoded, or is flat.
     """
     try:
         picture = open_picture(data)

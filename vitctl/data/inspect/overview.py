@@ -28,15 +28,12 @@ _PAPER, _FRAME, _INK, _PALE = (252, 252, 250), (238, 238, 234), (32, 33, 36), (1
 _BAD = (200, 60, 50)
 _TITLE_HEIGHT = 76
 _DRAWS = 5
-MARK = b"Software\0vitctl"  # tells a page from a photograph, which is not replaced
+MARK = b"Software\0vitctl"  # distinguishes a page from a photo, which is never replaced
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A thumbnail and up to two lines of caption, the second in grey.
-
-    Without pixels the cell says "unreadable".
-    """
+    """A thumbnail and up to two lines of caption, the second in grey; "unreadable" without pixels."""
 
     pixels: np.ndarray | None
     caption: str
@@ -44,15 +41,7 @@ class Cell:
 
 
 def draw_sheet(cells: Sequence[Cell], *, columns: int, title: str, subtitle: str = "") -> Image.Image:
-    """Lay out pictures in rows.
-
-    Args:
-        cells: pixels uint8 `[H, W, 3]` of any size; each is fitted into a square, small ones enlarged without
-            blur.
-        columns: pictures in a row.
-        title: above all.
-        subtitle: in smaller letters on the same line.
-    """
+    """Lay out pictures, uint8 `[H, W, 3]` of any size, in rows; small ones are enlarged without blur."""
     rows = -(-len(cells) // columns)
     pitch, height = _CELL + _GAP, _CELL + 2 * _LINE + _GAP + 6
     page = Image.new(
@@ -86,7 +75,7 @@ def show_augmented(
     title: str,
     subtitle: str = "",
 ) -> Image.Image:
-    """Draw a row for each image: as it is, and what training sees of it in its first five epochs."""
+    """Draw a row for each image: the original, and what training sees of it in its first five epochs."""
     cells = []
     for sample in samples:
         original = cell(source, sample)
@@ -101,7 +90,6 @@ def show_augmented(
 
 
 def cell(source: Source, sample: int) -> Cell:
-    """Decode an image of a source, with its class and its size."""
     labels = np.atleast_1d(source.labels(np.array([sample]))[0])
     names = [source.class_names[label] for label in labels.tolist() if label >= 0]
     caption = ", ".join(names) or "no label"
@@ -113,7 +101,7 @@ def cell(source: Source, sample: int) -> Cell:
 
 
 def choose(num_samples: int, num_images: int, seed: int) -> list[int]:
-    """Choose samples at random, in ascending order; the same for the same seed."""
+    """Choose samples at random, in ascending order, by seed."""
     rng = np.random.default_rng(seed)
     return sorted(rng.choice(num_samples, min(num_images, num_samples), replace=False).tolist())
 
@@ -158,24 +146,18 @@ _MEASURED_PER_TASK = 64
 
 @dataclass(frozen=True)
 class Stats:
-    """A split in numbers. Quantiles are the least, the three quartiles and the largest.
+    """A split in numbers. Quantiles are the minimum, the three quartiles and the maximum.
 
     Args:
-        num_images: in the split.
-        num_classes: with a name.
-        num_unlabelled: images without a label.
         images_per_class: in label order; an image of several classes counts in each.
-        num_sampled: images that the rest was measured on, spread evenly over the split.
-        num_unreadable: of these, images that cannot be decoded; they count in formats and bytes alone.
-        num_turned: of these, images that their Exif orientation turns; the rest is measured on them upright.
+        num_sampled: images measured for the fields below, spread evenly over the split.
+        num_unreadable: images that cannot be decoded; they count in formats and bytes only.
+        num_turned: images rotated by their Exif orientation; sizes are upright.
         formats: images of each format, by their first bytes.
-        mean_bytes: of an image's file.
-        widths: quantiles, in pixels.
-        heights: quantiles, in pixels.
-        aspects: quantiles of width by height.
-        mean: of red, green and blue, 0 to 1; every image counts the same, whatever its size.
+        widths, heights: quantiles, in pixels.
+        aspects: quantiles of width / height.
+        mean: of red, green and blue, 0 to 1; every image counts equally, whatever its size.
         std: of the pixels around it.
-        notes: on images that look the same, see `pixel_notes`.
     """
 
     num_images: int
@@ -196,10 +178,9 @@ class Stats:
 
 
 class _Measured(NamedTuple):
-    """What was measured on an image.
+    """Measurements of one image.
 
-    `numbers` are height, width, whether it was turned, mean and mean square of red, green and blue; None for
-    an image that cannot be decoded. `digest` is that of the pixels.
+    `numbers`: height, width, whether turned, mean and mean square of red, green and blue; None if unreadable.
     """
 
     format: str
@@ -211,14 +192,7 @@ class _Measured(NamedTuple):
 def measure(
     source: Source, *, num_images: int = 1000, workers: int = 0, done: Done = lambda _: None
 ) -> Stats:
-    """Count the labels of a split, and decode some of its images.
-
-    Args:
-        source: the split.
-        num_images: how many to decode, spread evenly; 0 for all.
-        workers: processes; 0: this one.
-        done: called with how many images were decoded since the last call.
-    """
+    """Count the labels of a split, and decode `num_images` of it, spread evenly; 0 for all."""
     chosen = np.unique(
         np.linspace(0, len(source) - 1, min(num_images or len(source), len(source))).round().astype(np.int64)
     ).tolist()
@@ -255,7 +229,7 @@ def measure(
 
 
 def look_alikes(source: Source, samples: Sequence[int], digests: Sequence[bytes]) -> tuple[str, ...]:
-    """Return the `pixel_notes` of some samples, by the digest of the pixels of each."""
+    """Return the `pixel_notes` of some samples, given the pixel digest of each."""
     notes = pixel_notes(
         digests,
         lambda number: sample_key(source, samples[number]),
@@ -265,10 +239,7 @@ def look_alikes(source: Source, samples: Sequence[int], digests: Sequence[bytes]
 
 
 def label_text(source: Source, sample: int) -> str:
-    """Return the class names of an image, joined by `;` where there are several.
-
-    Empty for an image without a label.
-    """
+    """Return the class names of an image, joined by `;`; empty without a label."""
     labels = source.labels(np.array([sample])).reshape(-1).tolist()
     return ";".join(sorted(source.class_names[label] for label in labels if label >= 0))
 

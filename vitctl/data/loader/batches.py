@@ -1,4 +1,4 @@
-"""Batches. The samples of a batch depend on the order only, not on the number of processes or workers."""
+"""Batches, whose samples depend on the order only, not on the number of processes or workers."""
 
 import hashlib
 import zlib
@@ -35,9 +35,9 @@ from vitctl.system.remote import GaveUpError
 
 PADDING = -1
 _PREFETCH = 2
-_OPEN_IMAGES = 16  # images opened before they are transformed; their files are held in memory
+_OPEN_IMAGES = 16  # images opened, with their files in memory, before any is transformed
 _TENSORS = ("images", "labels", "weights", "samples", "positions")
-# Of an opened image: the function that transforms it, and the memory that it holds until then, in bytes.
+# An opened image: the function that transforms it, and the memory that it holds until then, in bytes.
 Opened = tuple[Callable[[], Tensor], int]
 
 
@@ -47,20 +47,19 @@ class Batch:
 
     Args:
         images: uint8 `[B, 3, S, S]`, channels last in memory; zeros where the weight is 0.
-        labels: int64 `[B]`, 0 where the weight is 0 and the label is unknown; or `[B, L]` where images may
-            have several, padded with -1.
+        labels: int64 `[B]`, 0 where the weight is 0 and the label is unknown; or `[B, L]` if images may have
+            several, padded with -1.
         weights: float32 `[B]`, 0 for a bad sample or padding, else 1.
         samples: int64 `[B]`, numbers in the source, -1 for padding.
         bad: sample, key and reason of each bad sample.
-        neighbour: the sample at the position before the first, as the mixup partner of the first. It is
-            counted, and its `bad` listed, in its own batch.
+        neighbour: the sample at the position before the first, as the first's mixup partner. It is counted,
+            and listed in `bad`, in the batch that it belongs to.
         memory: in a worker, the shared memory of the images.
-        digests: hexadecimal SHA-256 of each encoded image, where they were asked for; "" of padding, and of
-            what cannot be read.
-        checksums: int64 `[B, 2]`, where they were asked for: CRC-32 of each encoded image, 0 of what cannot
-            be read, and of its pixels in `images`.
-        positions: int64 `[B]`, in the order of the samples, for what is drawn for each image later; of
-            images that are scored, as `samples`.
+        digests: hexadecimal SHA-256 of each encoded image, on request; "" for padding and unreadable images.
+        checksums: int64 `[B, 2]`, on request: CRC-32 of each encoded image, 0 if unreadable, and of its
+            pixels in `images`.
+        positions: int64 `[B]`, in the sample order, for later random draws per image; in evaluation equal to
+            `samples`.
         outage: why its images could not be fetched; all weights are then 0, and no update may use it.
     """
 
@@ -80,10 +79,7 @@ class Batch:
         return len(self.labels)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle for another process.
-
-        Only the images use shared memory, because each shared tensor needs a connection.
-        """
+        """Pickle with only the images in shared memory: each shared tensor needs a connection."""
         small = {name: getattr(self, name).numpy() for name in _TENSORS[1:]}
         values = {**vars(self), **small, "images": None, "memory": None}
         return _received, (self.memory or self.images, tuple(self.images.shape), values)
@@ -123,28 +119,22 @@ def train_batches(
     """Iterate without end over the micro-batches of one process, from any step on.
 
     Step s trains on positions `s * batch_size` to `(s + 1) * batch_size` of the order; a process takes its
-    `share` of them, cut into micro-batches. A sample that cannot be used becomes zeros with weight 0 and is
-    listed in `bad`.
+    `share` of them, cut into micro-batches. An unusable sample becomes zeros with weight 0 and is listed in
+    `bad`.
 
     Args:
-        source: the training split.
         order: over as many samples as the source has.
         transform: draws from a generator seeded by (seed, epoch, sample).
-        seed: of the augmentation.
         batch_size: samples of a global batch, at least `num_processes`.
-        micro_batch: samples of a batch given out, at most.
-        rank: of this process.
-        num_processes: that share the global batch.
+        micro_batch: samples of a yielded batch, at most.
         first_step: finished steps; starting late costs nothing.
-        num_workers: loader processes, 0 to work in this one.
-        lanes: of `batch_size`; a process takes the leaves that it owns, instead of micro-batches of its
-            `share`.
-        neighbours: give each micro-batch the sample at the position before it in the global batch, or in its
-            lane; before the first the last.
-        needs_labels: take an image without a label for one that cannot be used.
-        checksums: fill `Batch.checksums`.
-        pinned: give batches in page-locked memory, for a GPU.
-        outages: when the server of remote images does not come back, give batches that say so in `outage`.
+        num_workers: loader processes; 0: this process.
+        lanes: of `batch_size`; a process then takes its leaves instead of micro-batches of its `share`.
+        neighbours: add to each micro-batch the sample at the position before it in the global batch, or in
+            its lane; the first is preceded by the last.
+        needs_labels: treat an image without a label as unusable.
+        pinned: yield batches in page-locked memory, for a GPU.
+        outages: if the server of remote images does not come back, yield batches with `outage` set.
 
     Raises:
         GaveUpError: the server of remote images does not come back; not with `outages`.
@@ -180,7 +170,7 @@ def train_batches(
 def take(batches: Iterator[Batch], share: int, missed: Callable[[str], None] | None = None) -> list[Batch]:
     """Take the micro-batches of this process's share of one global batch, `share` images.
 
-    Raises GaveUpError for an outage; `missed` is told of it instead.
+    An outage raises GaveUpError, or is passed to `missed`.
     """
     taken: list[Batch] = []
     while sum(map(len, taken)) < share:
@@ -217,28 +207,21 @@ def eval_batches(
     digests: bool = False,
     pinned: bool = False,
 ) -> Iterator[Batch]:
-    """Batches of one process for evaluation; over all processes, every sample occurs exactly once.
+    """Yield the batches of one process for evaluation; over all processes, every sample occurs exactly once.
 
     Every process gets the same number of batches of the same size; the last are padded with samples -1 of
     weight 0.
 
     Args:
-        source: the split to evaluate on.
-        transform: the same for every sample.
-        batch_size: samples of a batch, at most; of one process.
-        rank: of this process.
-        num_processes: that share the split.
-        num_workers: loader processes, 0 to work in this one.
-        whole_batches: divide batches among the processes, not samples: then each holds the same images for
-            any number of processes.
-        unchecked: the images were not checked when shards were made of them: a sample that cannot be used is
-            left as zeros of weight 0, listed in `bad`.
-        digests: fill `Batch.digests`.
-        pinned: as of `train_batches`.
+        batch_size: samples of a batch of one process, at most.
+        whole_batches: divide batches among the processes, not samples, so that a batch holds the same images
+            for any number of processes.
+        unchecked: the images were not checked when their shards were written: an unusable sample stays zeros
+            of weight 0, listed in `bad`.
 
     Raises:
-        DataError: without `unchecked`, a sample cannot be used, named by key and shard; or a loader process
-            was killed.
+        DataError: without `unchecked`, a sample is unusable, named by key and shard; or a loader process was
+            killed.
     """
     longest = len(source) if whole_batches else -(-len(source) // num_processes)
     size = min(batch_size, longest)
@@ -268,7 +251,7 @@ def eval_batches(
 
 @dataclass(frozen=True)
 class _TrainSamples(Dataset[Batch]):
-    """Positions of the order to a batch."""
+    """A data set from positions of the order to a batch."""
 
     source: Source
     order: SampleOrder
@@ -283,7 +266,7 @@ class _TrainSamples(Dataset[Batch]):
 
     @cached_property
     def _ahead(self) -> Prefetcher | None:
-        """In a worker only: in the main process a thread would make the next fork unsafe."""
+        """The prefetcher, in a worker only: in the main process a thread would make the next fork unsafe."""
         if get_worker_info() is None or not self.order.window_size or not reads_whole_shards(self.source):
             return None
         return Prefetcher(self.source, self.order, self.slots)
@@ -347,7 +330,7 @@ class _TrainSamples(Dataset[Batch]):
 
 @dataclass(frozen=True)
 class _EvalSamples(Dataset[Batch]):
-    """Samples, or padding, to a batch."""
+    """A data set from samples, or padding, to a batch."""
 
     source: Source
     transform: EvalTransform
@@ -391,7 +374,7 @@ def _batch(
     weights = np.zeros(len(samples), np.float32)
     bad: dict[int, str] = {}
     opened: dict[int, Callable[[], Tensor]] = {}
-    num_bytes = 0  # that the opened images hold
+    num_bytes = 0  # held by the opened images
 
     def transform_opened() -> None:
         for row in list(opened):

@@ -1,6 +1,4 @@
-"""Loader worker processes: start, cleanup, and the cause of death of a worker; the shared memory in which
-they pass batches; and the thread that prefetches remote shards for them.
-"""
+"""Loader workers: start, cleanup, cause of death; their shared memory; and prefetching of remote shards."""
 
 import atexit
 import gc
@@ -39,7 +37,7 @@ _LOST_BATCH = 74  # EX_IOERR of sysexits.h
 
 
 def cause_of_death(workers: Collection[BaseProcess]) -> str:
-    """Say why the first dead worker ended. Waits shortly, because the kernel needs a moment to report it."""
+    """Describe why the first dead worker ended, after a short wait for the kernel to report it."""
     until = time.monotonic() + _GRACE_SECONDS
     while not (dead := [p for p in workers if p.exitcode]) and time.monotonic() < until:
         time.sleep(0.01)
@@ -68,7 +66,7 @@ def start_workers(loader: Any) -> tuple[Iterator[Any], Collection[BaseProcess]]:
     with (
         blocked_signals(),
         writing("/dev/shm"),
-    ):  # queues create their locks there; the error for a full disk names no path
+    ):  # queues create their locks there; a full disk's error names no path
         batches = iter(loader)
     workers = set(multiprocessing.active_children()) - others
     _WORKERS.update(workers)
@@ -78,18 +76,13 @@ def start_workers(loader: Any) -> tuple[Iterator[Any], Collection[BaseProcess]]:
 
 
 def _lost_batch(error: BaseException, _: object) -> None:
-    """End a worker that cannot send a batch: the parent detects that, and does not wait for the batch
-    forever.
-    """
+    """End a worker that cannot send a batch, so that the parent does not wait for it forever."""
     print(f"a loader process cannot send a batch: {error}", file=sys.stderr, flush=True)
     os._exit(_LOST_BATCH)
 
 
 def worker_init() -> Callable[[int], None]:
-    """Return the `worker_init_fn` of a DataLoader.
-
-    A worker forked by the main thread is killed when that thread ends.
-    """
+    """Return a DataLoader's `worker_init_fn`; a worker forked by the main thread dies with that thread."""
     tied = (
         threading.current_thread() is threading.main_thread()
         and multiprocessing.get_start_method() != "forkserver"
@@ -110,17 +103,13 @@ def _init_worker(parent: int | None, lock: process.MemoryLock | None, patience: 
 
 @atexit.register
 def _kill_workers() -> None:
-    """Kill the workers at exit: Python sends SIGTERM to its daemon processes, which workers ignore, and would
-    wait forever.
-    """
+    """Kill the workers at exit: they ignore Python's SIGTERM, and it would wait for them forever."""
     for worker in _WORKERS:
         worker.kill()
 
 
 def original_message(text: str) -> str:
-    """Return the original message: torch wraps an exception of a worker into the text of its traceback,
-    message last.
-    """
+    """Return a worker's original error message, the last line of the traceback that torch makes of it."""
     return text.strip().rpartition("\n")[2].partition(": ")[2] if text.startswith("Caught ") else text
 
 
@@ -138,13 +127,8 @@ class SharedMemory:
     """Shared memory behind a descriptor, which is passed to other processes by pickling.
 
     Torch shares a tensor by creating a file in /dev/shm and unlinking it at once; a process that is killed in
-    between leaks the file. This memory never has a name.
-
-    One more byte tells the process that made it whether the receiver has dropped its tensor.
-
-    Args:
-        descriptor: of the memory; closed with this object.
-        size: in bytes.
+    between leaks the file. This memory never has a name. The descriptor is closed with this object. One more
+    byte tells the process that allocated it whether the receiver has dropped its tensor.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -152,17 +136,12 @@ class SharedMemory:
 
     @classmethod
     def zeros(cls, size: int) -> "SharedMemory":
-        """Allocate memory of `size` bytes."""
         memory = cls(os.memfd_create("vitctl"), size)
         os.ftruncate(memory.descriptor, size + 1)
         return memory
 
     def tensor(self, *, at_once: bool = False) -> Tensor:
-        """Map the memory and the byte after it as uint8 `[size + 1]`, as long as the tensor exists.
-
-        Args:
-            at_once: map all pages now, which is faster when all of them will be written.
-        """
+        """Map the memory and the byte after it as uint8 `[size + 1]`, as long as the tensor exists."""
         flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if at_once else 0)
         pages = _Pages(self.descriptor, self.size + 1, flags)
         pages.process = os.getpid()
@@ -180,7 +159,7 @@ def _attached(descriptor: Any, size: int) -> SharedMemory:
 
 
 class _Pages(mmap.mmap):
-    """Mapped shared memory, which says in its last byte when nothing in this process refers to it."""
+    """Mapped shared memory, whose last byte is set when nothing in this process refers to it."""
 
     process = 0
 
@@ -190,14 +169,14 @@ class _Pages(mmap.mmap):
 
 
 _DROPPED = 1
-_MOST_KEPT = 3  # of one worker: a batch that is in use, one that waits, and one that is made
+_MOST_KEPT = 3  # per worker: a batch in use, one waiting, one being written
 _KEPT: list[tuple[SharedMemory, Tensor]] = []  # the memory of this worker's batches
 
 
 def new_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory | None]:
-    """Return images to be written, uint8 `[num_images, 3, S, S]`, channels last; in a worker they are
-    in shared memory, which is returned too. It is that of an earlier batch that was dropped, where there is
-    one: the kernel would clear new pages first.
+    """Return new images, uint8 `[num_images, 3, S, S]`, channels last, and in a worker their memory.
+
+    The shared memory of a dropped batch is reused if possible: the kernel would clear new pages first.
     """
     shape = (num_images, image_size, image_size, 3)
     if get_worker_info() is None or sys.platform != "linux":
@@ -215,27 +194,23 @@ def new_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory |
     return content[:-1].view(shape).permute(0, 3, 1, 2), memory
 
 
-AHEAD_SECONDS = 20.0  # of training, whose images are fetched ahead
+AHEAD_SECONDS = 20.0  # prefetched training time
 _CHUNKS = 4  # in which a window is prefetched
 _PROBES = 128  # positions of a chunk and a lane at which shards are looked up
 
 
 def reads_whole_shards(source: Source) -> bool:
-    """Return whether reading a sample fetches its whole remote shard."""
+    """Return whether reading a sample fetches its complete remote shard."""
     return any(split.index.is_remote and split.cache is not None for split in split_sources(source))
 
 
 class Prefetcher:
-    """A thread that fetches the shards of the coming positions into the cache, the first needed first: those
-    of the next window, and of the next AHEAD_SECONDS at the measured rate as far as they fit into the cache.
+    """A thread that fetches the shards of the coming positions into the cache, the first needed first.
 
-    The loader processes of a node do this together: each takes the next shard that no other one is fetching.
-
-    Args:
-        source: to read from; it is shared between threads.
-        order: whose `window_size` is the least distance.
-        slots: with lanes, those of the global batch that this process serves; None: all slots read the same
-            window.
+    It covers the next window, and the next AHEAD_SECONDS at the measured rate as far as they fit into the
+    cache. The loader processes of a node share this work: each takes the next shard that no other is
+    fetching. `slots` are, with lanes, those of the global batch that this process serves; None: all slots
+    read the same window.
     """
 
     def __init__(self, source: Source, order: SampleOrder, slots: range | None = None) -> None:
@@ -269,9 +244,7 @@ class Prefetcher:
             fetch_ahead(self._source, self._order.at(positions)[1])
 
     def _probed(self, positions: np.ndarray) -> np.ndarray:
-        """Return the positions of a chunk at which shards are looked up: _PROBES of them in each window that
-        is read at a time.
-        """
+        """Return the positions of a chunk to look shards up at: _PROBES for each concurrent window."""
         lanes = np.zeros(len(positions), np.int64)
         if self._slots is not None and isinstance(self._order, LaneOrder):
             positions = positions[np.isin(positions % self._order.batch_size, self._slots)]
@@ -281,7 +254,7 @@ class Prefetcher:
 
 
 def windows_held(source: Source, order: SampleOrder) -> int:
-    """Return how many windows of the order this node's cache holds, of the lanes that the node reads."""
+    """Return how many windows of the order this node's cache holds, for the lanes that the node reads."""
     splits = [split for split in split_sources(source) if split.index.is_remote and split.cache is not None]
     num_bytes = sum(shard.num_bytes for split in splits for shard in split.index.shards)
     window = order.window_size * num_bytes / sum(map(len, splits))

@@ -1,4 +1,4 @@
-"""A cache of whole remote shards on the local disk, which all processes of a node share."""
+"""A cache of complete remote shards on the local disk, shared by all processes of a node."""
 
 import hashlib
 import os
@@ -16,40 +16,28 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class ShardCache:
-    """A cache of whole remote shards, shared by all processes. Files are named by the SHA-256 of their
-    content; the least recently used are evicted first.
+    """A cache of complete remote shards, shared by all processes, with least-recently-used eviction.
 
-    A file is written to a temporary file, verified and renamed, so that a file with its final name is
-    complete. A lock for each shard keeps two processes from fetching it twice; the kernel releases it when
-    its holder dies. A process that has a file open can still read it after it was evicted.
-
-    Args:
-        folder: of the cache; created when missing.
-        max_bytes: limit on the total size of all shards.
+    Files are named by the SHA-256 of their content. A file is written to a temporary file, verified and
+    renamed, so that a file with its final name is complete. A lock for each shard keeps two processes from
+    fetching it twice; the kernel releases it when its holder dies. An open file stays readable after its
+    eviction. `max_bytes` limits the total size of all shards.
     """
 
     folder: Path
     max_bytes: int
 
     def path(self, sha256: str) -> Path:
-        """Return the path at which a file of this digest is cached."""
         return self.folder / f"{sha256}.tar"
 
     def holds(self, sha256: str) -> bool:
-        """Return whether a file of this digest is in the cache."""
         return self.path(sha256).exists()
 
     def open(self, url: str, num_bytes: int, sha256: str) -> int:
-        """Return a descriptor of a shard, which is fetched when it is not in the cache.
+        """Return a descriptor of a shard, which is fetched if it is not in the cache.
 
-        Args:
-            url: address to fetch it from.
-            num_bytes: size of the shard.
-            sha256: of its content, 64 hex digits.
-
-        Raises:
-            DataError: size or digest are wrong, it does not fit into the cache, or it cannot be fetched or
-                written.
+        Raises DataError if size or digest are wrong, or it cannot be fetched, written, or fitted into the
+        cache.
         """
         target, asked = self.path(sha256), time.monotonic()
         for _ in range(_TRIES):
@@ -60,11 +48,9 @@ class ShardCache:
         raise DataError(self.folder, "the cache evicts shards before they are read", "raise data.cache_gib")
 
     def fetch(self, url: str, num_bytes: int, sha256: str, *, since: float | None = None) -> None:
-        """Fetch a shard, unless it is in the cache. Another process may fetch it: wait for that where `since`
-        is given, see `transfer`; else return at once.
+        """Fetch a shard, unless it is in the cache. Raises as `open`.
 
-        Raises:
-            DataError: see `open`.
+        If another process fetches it, wait with `since`, see `transfer`; without, return at once.
         """
         target, locks = self.path(sha256), self.folder / "locks"
         try:
@@ -121,7 +107,7 @@ class ShardCache:
 
 
 def _open_cached(path: Path, num_bytes: int) -> int | None:
-    """Open a cached file and mark it as most recently used; None when it is missing or has the wrong size."""
+    """Open a cached file and mark it as most recently used; None if it is missing or has the wrong size."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

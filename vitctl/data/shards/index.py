@@ -1,10 +1,10 @@
-"""The index of a split, stored beside its shards: `index.json` and `samples.npy`.
+"""The index of a split, stored next to its shards: `index.json` and `samples.npy`.
 
 A *split folder* holds shards, `index.json` and `samples.npy`; a *data set folder* holds split folders. The
-index names the address of shards that are stored elsewhere, and a whole split folder may be remote. Opening a
+index holds the URLs of shards that are stored elsewhere, and a complete split folder may be remote. Opening a
 split takes constant time: the same for a thousand samples and for three hundred million.
 
-An index is untrusted: it is validated as a whole before it is used, and its URLs may only name files to read.
+An index is untrusted: it is fully validated before use, and its URLs may only name files to read.
 """
 
 import hashlib
@@ -69,7 +69,7 @@ _Count = Annotated[StrictInt, Field(ge=0, le=_MAX_INT)]
 class Shard:
     """One tar file of a split.
 
-    `sha256` is in hex; `url` is its address when it is not in the folder of the index.
+    `sha256` is in hex; `url` is set if the shard is not in the folder of the index.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -87,10 +87,7 @@ class _Table(BaseModel, extra="forbid"):
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """How many images of a split have no label, and how many a label of no class.
-
-    With these numbers a run that needs labels starts without reading all of them.
-    """
+    """Counts of a split's images without a label, and with a label outside the classes."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
     missing: _Count
@@ -98,8 +95,6 @@ class LabelCounts:
 
 
 class _Content(BaseModel):
-    """The fields of `index.json`."""
-
     class_names: list[StrictStr] = Field(min_length=1)
     source: StrictStr
     num_samples: Annotated[_Count, Field(ge=1)]
@@ -111,7 +106,7 @@ class _Content(BaseModel):
 
 
 def _table_shapes(num_samples: int, width: int | None) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Return shape and dtype of each table by its file; `width` where samples may have several labels."""
+    """Return shape and dtype of each table by file name; `width` is set if samples may have many labels."""
     shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {SAMPLES: ((num_samples,), ROW)}
     if width:
         shapes[LABELS] = (num_samples, width), np.dtype("<i4")
@@ -135,21 +130,18 @@ class Index:
     """An opened split.
 
     Args:
-        folder: the split folder.
-        shards: in storage order.
         class_names: in label order.
         num_samples: over all shards.
         source: provenance of the images, as text.
         rows: one `ROW` per sample in shard order, `[num_samples]`, memory-mapped.
         base: address of a remote split folder, of which `folder` holds only the index; empty for a local
             split.
-        labels: of samples that may have several: int32 `[num_samples, L]`, padded with -1, memory-mapped;
-            None for others.
+        labels: int32 `[num_samples, L]`, padded with -1, memory-mapped; None unless samples may have several.
         members: which members of a sample are its image and its label.
         tables: num_bytes and sha256 of `samples.npy` and `labels.npy` by name, as in `index.json`; empty for
             indexes of older releases, which do not record them.
         label_counts: as in `index.json`; None for indexes of older releases.
-        names_as_stored: the class names where `index.json` has them in another form than NFC.
+        names_as_stored: the class names in `index.json`, if they are not in NFC.
     """
 
     folder: Path
@@ -167,11 +159,9 @@ class Index:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the content: the bytes of every shard and table, the class names, and which members are
-        used.
+        """SHA-256 of the content: the bytes of every shard and table, the class names, and the members used.
 
-        Location and provenance are not part of it. Tables whose digests the index does not record are read
-        once for it.
+        Location and provenance are not part of it. Tables without a recorded digest are read once for it.
         """
         names = (SAMPLES,) if self.labels is None else (SAMPLES, LABELS)
         content = {
@@ -192,23 +182,18 @@ class Index:
 
     @cached_property
     def is_remote(self) -> bool:
-        """Whether any shard is remote."""
+        """Return whether any shard is remote."""
         return bool(self.base) or any(shard.url for shard in self.shards)
 
 
 def read_index(folder: Path, base: str = "") -> Index:
-    """Open a split, after checking that its index is valid and that every local shard exists with its full
-    size.
+    """Open a split, and check that its index is valid and every local shard exists with its full size.
 
-    Tables of up to 64 MiB are verified against their digests too; larger ones during the run (see
-    verification.py).
-
-    Args:
-        folder: holds the index.
-        base: address of the folder of the shards; empty when they are in the folder of the index.
+    Tables of up to 64 MiB are verified against their digests; larger ones during the run (see
+    verification.py). `base` is the address of the shards if they are not in `folder`.
 
     Raises:
-        DataError: one line with every problem found.
+        DataError: one line with the first five problems, and the number of others.
     """
     path = folder / INDEX_FILE
     try:
@@ -230,7 +215,7 @@ def read_index(folder: Path, base: str = "") -> Index:
         more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
         raise DataError(path, f"{'; '.join(problems[:_SHOWN_PROBLEMS])}{more}")
     stored, names = tuple(content.class_names), tuple(map(same_name, content.class_names))
-    is_same = stored == names or len({*names}) < len(names)  # names apart by their form alone stay apart
+    is_same = stored == names or len({*names}) < len(names)  # names that differ only in form stay apart
     return Index(
         folder=folder,
         shards=tuple(shards),
@@ -248,10 +233,9 @@ def read_index(folder: Path, base: str = "") -> Index:
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
-    """Find the splits of a data set folder, `train` first; a split folder is its own only split.
+    """Map the split names of a data set folder to split folders, `train` first; empty if there is no index.
 
-    Returns:
-        split name to split folder; empty when there is no index.
+    A split folder is its only split.
     """
     if (folder / INDEX_FILE).is_file():
         return {folder.resolve().name: folder}
@@ -261,11 +245,9 @@ def find_splits(folder: Path) -> dict[str, Path]:
 
 
 def table_limits(text: bytes) -> dict[str, int]:
-    """Return the names of the files that belong to an index, besides `index.json` itself, and an upper limit
-    on the size of each.
+    """Return the names of an index's files other than `index.json`, with an upper limit on each size.
 
-    Args:
-        text: content of `index.json`. Where it is not valid, opening the index will report the problem.
+    If `text`, the content of `index.json`, is invalid, opening the index will report the problem.
     """
     try:
         fields = parse_json(text, INDEX_FILE, error=DataError)
@@ -288,7 +270,7 @@ def _hashed(path: str, *_: int) -> str:
 
 
 def _validated(fields: dict[str, Any]) -> tuple[_Content | None, list[str]]:
-    """Return the content of `index.json`; or None, and a message for each wrong field."""
+    """Return the content of `index.json`, or None and a message for each invalid field."""
     tables = [SAMPLES, LABELS] if "max_labels" in fields else [SAMPLES]
     should = {**_SHOULD, "tables": f"{_SHOULD['tables']} {' and '.join(sorted(tables))}"}
     try:
@@ -306,7 +288,7 @@ def _validated(fields: dict[str, Any]) -> tuple[_Content | None, list[str]]:
 
 
 def _checked_addresses(shards: list[Shard], base: str) -> tuple[list[Shard], list[str]]:
-    """Return the shards with the text of their URLs, and the problems of these."""
+    """Return the shards with URLs stripped of their queries, and the problems with these."""
     if not base and not any(shard.url for shard in shards):
         return shards, []
     try:
@@ -324,9 +306,9 @@ def _checked_addresses(shards: list[Shard], base: str) -> tuple[list[Shard], lis
 
 
 def size_problems(folder: Path, shards: Sequence[Shard]) -> list[str]:
-    """Return a line for each local shard that is missing or has another size than the index says.
+    """Return a line for each local shard that is missing or differs in size from the index.
 
-    Among the processes of a run only rank 0 looks: 512 of them would ask a file server 50 million times.
+    Only rank 0 looks: 512 processes would ask a file server 50 million times.
     """
     problems = []
     for shard in shards if is_main_process() else ():
@@ -346,7 +328,7 @@ def size_problems(folder: Path, shards: Sequence[Shard]) -> list[str]:
 def _table_problems(
     path: Path, shape: tuple[int, ...], dtype: np.dtype, recorded: _Table | None
 ) -> list[str]:
-    """Return the problems of a table. Indexes of older releases record no digest of it."""
+    """Return the problems of a table. Indexes of older releases record no digest for it."""
     try:
         rows = _mapped(path)
         if rows.dtype != dtype or rows.shape != shape:
@@ -380,7 +362,7 @@ class _Mapped(np.memmap):
     """
 
     def __getitem__(self, key: Any) -> Any:
-        """Index as any array. Raises DataError where the file was truncated."""
+        """Index like any array. Raises DataError if the file was truncated."""
         held = getattr(self, "_mmap", None)
         if held is not None and held.size() < len(held):
             raise DataError(
@@ -394,7 +376,7 @@ class _Mapped(np.memmap):
 def _mapped(path: Path) -> np.ndarray:
     """Memory-map an .npy file, so that opening takes the same time for any number of samples.
 
-    Raises DataError, OSError or ValueError where the file is not a table.
+    Raises DataError, OSError or ValueError if the file is not a table.
     """
     os.stat(path)
     open_regular(path, error=DataError).close()
@@ -422,12 +404,11 @@ def write_index(
     source: str = "",
     members: Fields = Fields(),
 ) -> Index:
-    """Write `index.json`, `samples.npy`, and `labels.npy` where samples have several labels.
+    """Write `index.json`, `samples.npy`, and `labels.npy` if samples have several labels.
 
     Args:
-        folder: that gets the files.
         shards: in storage order.
-        scans: of the shards, read one after another.
+        scans: of the shards, consumed one at a time.
         width: most labels of a sample, see `Scan.width`.
         class_names, source, members: as for `index_shards`.
 
@@ -471,7 +452,7 @@ def write_index(
 
 @contextmanager
 def _new_table(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[IO[bytes]]:
-    """Write a table atomically: yields a file behind whose header the rows are written."""
+    """Write a table atomically: yields a file for the rows, with its header already written."""
     with atomic_write(path) as aside, aside.open("wb") as file:
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
@@ -479,9 +460,9 @@ def _new_table(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[
 
 
 def wrong_labels(labels: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return which samples have no label, and which a label of no class: bool `[n]` each.
+    """Return which samples have no label, and which have one outside the classes: bool `[n]` each.
 
-    A label is 0 to K - 1 of K classes, or -1 for none. Missing labels come last.
+    A label is 0 to K - 1, or -1 for none. Missing labels come last.
 
     Args:
         labels: `[n]` or `[n, L]`.
@@ -494,18 +475,14 @@ def wrong_labels(labels: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.n
 
 
 def has_label(labels: np.ndarray) -> np.ndarray:
-    """Return which samples have a label: bool `[n]` of labels `[n]` or `[n, L]`."""
+    """Return which samples have a label: bool `[n]` for labels `[n]` or `[n, L]`."""
     return np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).any(axis=1))
 
 
 def _class_names(
     folder: Path, highest: int, embedded: set[tuple[str, ...]], names: Sequence[str] | None
 ) -> list[str]:
-    """Return the given class names, else those embedded in the shards, else the class numbers.
-
-    Raises:
-        DataError: the shards hold different names, the highest label has no name, or a name occurs twice.
-    """
+    """Return the given class names, else those embedded in the shards, else the class numbers."""
     needed = max(highest + 1, 1)
     if names is None and len(embedded) > 1:
         raise DataError(

@@ -1,7 +1,6 @@
-"""Indexing of shards from any program, by several processes.
+"""Index shards from any program, by several processes.
 
-The scan of each shard is kept in a file until the index is written, so that an interrupted command continues
-after the shards that it has read.
+The scan of each shard is kept in a file until the index is written, so that an interrupted command resumes.
 """
 
 import hashlib
@@ -47,20 +46,16 @@ def index_shards(
     Args:
         places: files or addresses of the shards of one split; their order becomes the storage order. A remote
             shard is read once and not stored.
-        out: folder that gets the index, and links to the files; without it the files are all in one folder,
-            which gets the index.
+        out: destination of the index, and of links to the files; None: the files' common folder, without
+            links.
         class_names: in label order; None: the names embedded in the shards, else the class numbers.
-        source: provenance of the images, as text.
-        members: which members of a sample are its image and its label, where the default extensions do not
-            apply.
-        workers: processes that read different shards; 0: this one reads them all.
-        progress: called with (shards done, total number of shards).
-        note: told of members that belong to no sample.
+        members: which members of a sample are its image and its label, if not by the default extensions.
+        note: called with a line about members that belong to no sample.
 
     Raises:
         DataError: a shard is damaged or unsafe, or cannot be fetched, a sample lacks a field, a label has no
-            class name, two shards share a name, `out` holds the index of others, or another process writes
-            the same index.
+            class name, two shards share a name, `out` holds the index of other shards, or another process
+            writes the same index.
     """
     texts = list(map(str, places))
     if out is not None:
@@ -104,7 +99,7 @@ def index_shards(
 
 
 def _remote_shards(urls: Sequence[str], out: Path | None) -> tuple[list[str], Path]:
-    """Return the addresses of shards and the folder of their index, which is made."""
+    """Return the addresses of shards, and the folder of their index, which is created."""
     if out is None:
         raise DataError(
             urls[0], "an index cannot be written there", "choose a local folder for it with --out FOLDER"
@@ -122,23 +117,16 @@ def _remote_shards(urls: Sequence[str], out: Path | None) -> tuple[list[str], Pa
 
 @dataclass(frozen=True)
 class _Job:
-    """Scans shards, each once: the scans are kept in files.
-
-    Args:
-        parts: folder of these files.
-        places: paths or URLs of the shards.
-        members: see `index_shards`.
-    """
+    """Scans shards, each once; scans are kept as files in `parts`."""
 
     parts: Path
     places: Sequence[str]
     members: Fields
 
     def scan(self, number: int, done: Done) -> tuple[Shard, int, Path]:
-        """Scan a shard, unless that was done since it changed last.
+        """Scan a shard, unless it is unchanged since an earlier scan.
 
-        Returns:
-            its entry in the index, the width of its labels, and the file that holds the scan.
+        Returns its entry in the index, the width of its labels, and the file that holds the scan.
         """
         place, first = self.places[number], Span(self.places[number], 0, 1)
         if url := place if is_remote(place) else "":
@@ -156,7 +144,7 @@ class _Job:
         return Shard(name, len(scan.rows), scan.num_bytes, scan.sha256, url), scan.width, part
 
     def _fetched(self, first: Span) -> Scan:
-        """Fetch and scan a remote shard, of which the first byte was fetched already."""
+        """Fetch and scan a remote shard, whose first byte is already there."""
         version = first.etag, first.num_bytes
         with tempfile.NamedTemporaryFile(prefix=".shard.", suffix=".partial", dir=self.parts) as file:
             try:
@@ -189,7 +177,7 @@ def _load(part: Path) -> Scan:
 
 
 def _check_same_shards(out: Path, names: Sequence[str]) -> None:
-    """Check that writing an index does not replace the index of other shards."""
+    """Refuse to replace the index of other shards."""
     path = out / INDEX_FILE
     if not path.exists():
         return
@@ -206,7 +194,7 @@ def _check_same_shards(out: Path, names: Sequence[str]) -> None:
 
 
 def _link_shards(paths: Sequence[Path], out: Path) -> list[Path]:
-    """Create symbolic links to shards in a folder, for an index that is not stored beside them."""
+    """Create symbolic links to shards in the folder of an index that is stored elsewhere."""
     names = Counter(path.name for path in paths)
     name, count = names.most_common(1)[0]
     if count > 1:

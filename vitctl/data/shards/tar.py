@@ -1,10 +1,10 @@
-"""Tar files: shards are written with webdataset, and untrusted archives read within limits, in one pass.
+"""Write shards with webdataset, and read untrusted tar archives within limits, in one pass.
 
 Python's tarfile alone accepts negative sizes and names of gigabytes, and takes a damaged header for the end
 of the archive.
 
-Source: IEEE Std 1003.1-2017, pax; CVE-2025-8194 (negative sizes) and CVE-2024-6232 (quadratic time), which
-the tarfile of older Pythons still has
+Source: IEEE Std 1003.1-2017, pax; CVE-2025-8194 (negative sizes) and CVE-2024-6232 (quadratic time), both
+still in the tarfile of older Pythons
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _MEMBER_HEADERS = (
     tarfile.XHDTYPE,
     tarfile.SOLARIS_XHDTYPE,
 )
-# What tarfile raises itself behind a first header; typeshed lacks the name.
+# tarfile raises this for a bad header after the first; typeshed lacks the name.
 _HeaderError: type[tarfile.HeaderError] = tarfile.SubsequentHeaderError  # type: ignore[attr-defined]
 _LONG_NUMBER = re.compile(rb"\d{100}")  # tarfile searches for the space behind it in quadratic time
 _LENGTH = re.compile(rb"(\d{1,10}) ")
@@ -43,11 +43,11 @@ _USER = slice(265, 297)  # of a header block
 
 
 class _Header(tarfile.TarInfo):
-    """A header block; it is refused before the data that it declares is read."""
+    """A header block, which is refused before the data that it declares is read."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
-        """Parse one block. Raises tarfile.HeaderError where the declared sizes exceed the limits."""
+        """Parse one block. Raises tarfile.HeaderError if a declared size exceeds its limit."""
         header = super().frombuf(buf, encoding, errors)
         if header.size < 0 or header.type == tarfile.GNUTYPE_SPARSE:
             raise _HeaderError("a member of negative size, or a sparse one")
@@ -59,9 +59,7 @@ class _Header(tarfile.TarInfo):
         return header
 
     def _proc_pax(self, archive: "BoundedTar") -> tarfile.TarInfo:
-        """Check the syntax of pax records before tarfile parses them: its search takes quadratic time on
-        malformed ones.
-        """
+        """Check pax records before tarfile does, whose search takes quadratic time on malformed ones."""
         begin = archive.fileobj.tell()
         _check_records(archive.fileobj.read(self.size))
         archive.fileobj.seek(begin)
@@ -70,9 +68,7 @@ class _Header(tarfile.TarInfo):
 
 
 def _check_records(data: bytes) -> None:
-    """Check that each record is `<length> <key>=<value>` and a newline, where the length counts the whole
-    record.
-    """
+    r"""Check that each record is `<length> <key>=<value>\n`, where the length counts the complete record."""
     if _LONG_NUMBER.search(data) or b"GNU.sparse" in data:
         raise _HeaderError("a sparse member, or a number of 100 digits in its header")
     at = 0
@@ -86,20 +82,14 @@ def _check_records(data: bytes) -> None:
 
 
 class BoundedTar(tarfile.TarFile):
-    """An uncompressed tar file, member by member; only the last header is kept, so that memory does not grow
-    with their number.
-    """
+    """An uncompressed tar file, member by member. Only the last header is kept, so memory stays constant."""
 
     tarinfo = _Header
     firstmember: tarfile.TarInfo | None  # attributes of the base class that its type stubs lack
     members: list[Any]
 
     def next(self) -> tarfile.TarInfo | None:
-        """Return the next member, None at the end.
-
-        Raises:
-            tarfile.ReadError: a header is damaged, exceeds a limit, or points back to an earlier byte.
-        """
+        """Return the next member, None at the end. Raises tarfile.ReadError for damaged or huge headers."""
         if self.firstmember is not None:
             return super().next()
         before = self.offset
@@ -117,26 +107,17 @@ class BoundedTar(tarfile.TarFile):
         return member
 
     def __iter__(self) -> Iterator[tarfile.TarInfo]:
-        """Iterate over the members."""
         while (member := self.next()) is not None:
             yield member
 
 
 def open_tar(file: IO[bytes]) -> BoundedTar:
-    """Open an uncompressed tar file that starts at the current position of `file`.
-
-    Raises:
-        tarfile.TarError: it is not a tar file, or exceeds a limit.
-    """
+    """Open an uncompressed tar file at the current position of `file`. Raises tarfile.TarError."""
     return BoundedTar.open(fileobj=file, mode="r:")
 
 
 def check_end(path: Path, tar: tarfile.TarFile) -> None:
-    """Check that a tar file really ends where tarfile stopped reading.
-
-    Raises:
-        DataError: the file continues, or is truncated.
-    """
+    """Raise DataError if a tar file continues, or is truncated, where tarfile stopped reading."""
     assert tar.fileobj is not None
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
@@ -147,7 +128,7 @@ def check_end(path: Path, tar: tarfile.TarFile) -> None:
 
 
 def member_name(header: bytes) -> str:
-    """Return the name in the header blocks of one member; empty when they are not a header.
+    """Return the name in one member's header blocks; empty if they are not a header.
 
     The md5 order of a split needs the names of all samples, so the common single block is parsed without
     tarfile, which takes five times as long.
@@ -165,8 +146,9 @@ def member_name(header: bytes) -> str:
 
 
 def stored_key(header: bytes) -> str:
-    """Return the key of the sample that a member belongs to, from the member's header blocks: keys are
-    escaped in the shards of vitctl alone. Empty when they are not a header.
+    """Return the key of a member's sample, from the member's header blocks; empty if they are not a header.
+
+    Only vitctl's shards escape keys.
     """
     key, _ = split_name(member_name(header))
     is_ours = header[-tarfile.BLOCKSIZE :][_USER].rstrip(b"\0") == _WRITER.encode()
@@ -174,12 +156,11 @@ def stored_key(header: bytes) -> str:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Split a member name into key and extension, at the first dot of its base name; both empty when it
-    belongs to no sample.
+    """Split a member name into key and extension, at the first dot of its base name.
 
-    Same rule as webdataset's `base_plus_ext`, which is not used: importing it imports torch, and its time is
-    quadratic in the length of a name, seconds for the longest name allowed. It also reads `._a.jpg`, a macOS
-    metadata file, as a sample.
+    Both are empty if the member belongs to no sample. Same rule as webdataset's `base_plus_ext`, which is not
+    used: importing it imports torch, and its time is quadratic in the length of a name, seconds for the
+    longest name allowed. It also reads `._a.jpg`, a macOS metadata file, as a sample.
     """
     folder, slash, base = name.rpartition("/")
     stem, dot, extension = base.partition(".")
@@ -194,20 +175,19 @@ def escape_key(key: str) -> str:
 
 
 def unescape_key(key: str) -> str:
-    """Undo `escape_key`."""
     return key.replace("%2E", ".").replace("%25", "%")
 
 
 class ShardWriter:
-    """Writes one shard with `webdataset.TarWriter`, and returns the offsets of its members.
+    """Writes one shard with `webdataset.TarWriter`.
 
-    A context manager: at its end the archive is finished, also after an error, when the file is discarded.
-    Size and digest are final then.
+    Leaving the context finishes the archive, even after an error, when the file is discarded; only then are
+    `num_bytes` and `sha256` set.
 
     Args:
         file: empty, open for writing; it stays open.
-        class_names: in label order; embedded before the first sample, where `stored_names` reads them. Empty:
-            not embedded.
+        class_names: in label order; embedded before the first sample, see `stored_names`. Empty: not
+            embedded.
     """
 
     def __init__(self, file: IO[bytes], class_names: Sequence[str] = ()) -> None:
@@ -235,12 +215,8 @@ class ShardWriter:
     def write(self, key: str, members: Mapping[str, bytes]) -> dict[str, tuple[int, int]]:
         """Add one sample.
 
-        Args:
-            key: name of its members without their extensions.
-            members: extension to content; stored in the order of the extensions.
-
         Returns:
-            extension to the byte offsets of header and content of the member.
+            extension to the byte offsets of the member's header and content.
         """
         offsets = {}
         # One at a time: the offset after each gives the length of its header.
@@ -254,8 +230,6 @@ class ShardWriter:
 
 
 class _Hashing:
-    """A stream that counts and hashes the bytes written."""
-
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.digest, self.num_bytes = file, hashlib.sha256(), 0
 
@@ -266,8 +240,7 @@ class _Hashing:
 
 
 def names_header(class_names: Sequence[str]) -> bytes:
-    """Return class names as a comment of the archive, in a global header of POSIX tar, which no program reads
-    as a sample.
+    """Return class names as an archive comment, a global POSIX tar header that no program reads as a sample.
 
     Source: IEEE Std 1003.1-2017, pax, "pax Extended Header"
     """
@@ -275,8 +248,9 @@ def names_header(class_names: Sequence[str]) -> bytes:
 
 
 def stored_names(tar: tarfile.TarFile) -> tuple[str, ...]:
-    """Return the class names in the comment of an archive whose first member was read; empty where it has no
-    such comment.
+    """Return the class names in an archive's comment; empty if it has none.
+
+    The first member must have been read.
     """
     try:
         names = json.loads(tar.pax_headers.get("comment", ""))[_NAMES]
@@ -296,8 +270,6 @@ _MAX_LABELS = 256
 
 @dataclass
 class _Sample:
-    """The members of one sample, collected while the shard is read."""
-
     key: str
     image: tarfile.TarInfo | None = None
     label: int | None = None
@@ -307,7 +279,7 @@ class _Sample:
 
 @dataclass(frozen=True)
 class Fields:
-    """Which member of a sample is its image and which its label, where the default extensions do not apply.
+    """The members of a sample that hold image and label, where the default extensions do not apply.
 
     Args:
         image: extension of the image, e.g. `input.jpg`; empty: any image extension.
@@ -321,11 +293,9 @@ class Fields:
     label: StrictStr = ""
 
     def is_image(self, extension: str) -> bool:
-        """Return whether members of this extension are images."""
         return extension == self.image.lower() if self.image else extension in IMAGE_EXTENSIONS
 
     def is_label(self, extension: str) -> bool:
-        """Return whether members of this extension are labels."""
         given = self.label.partition(":")[0].lower()
         return extension == given if self.label else extension in _LABEL_EXTENSIONS
 
@@ -335,11 +305,10 @@ class Scan:
     """The content of a shard.
 
     Args:
-        rows: structured `[n]` of dtype `ROW`, in shard order; of several labels it holds the first.
-        labels: int32 `[n, L]`, padded with -1; None when every sample has one label given as one number.
+        rows: structured `[n]` of dtype `ROW`, in shard order; holds only the first of several labels.
+        labels: int32 `[n, L]`, padded with -1; None if every sample has one label given as one number.
         sha256: of the file, in hex.
-        num_bytes: of the file.
-        class_names: embedded in the shard, in label order; empty where the shard has none.
+        class_names: embedded in the shard, in label order; empty if there are none.
         others: names of the members that belong to no sample.
     """
 
@@ -352,21 +321,20 @@ class Scan:
 
     @property
     def width(self) -> int:
-        """Most labels of a sample; 0 where each has one, given as one number."""
+        """Most labels of a sample; 0 if each has one, given as one number."""
         return 0 if self.labels is None else self.labels.shape[1]
 
 
 def read_shard(path: Path, fields: Fields = Fields(), *, ends: bool = False) -> Scan:
     """Read every header and label of one shard; image bytes are hashed, not decoded.
 
-    Members other than images (`IMAGE_EXTENSIONS`) and labels are ignored. Labels are
-    `cls`, one number or several separated by spaces, or `json` with one `label` or `cls`, or a list of
-    `labels`. A single label takes precedence over a list. A label may come before or after its image.
+    Members other than images (`IMAGE_EXTENSIONS`) and labels are ignored. Labels are `cls`, one number or
+    several separated by spaces, or `json` with one `label` or `cls`, or a list of `labels`. A single label
+    takes precedence over a list. A label may come before or after its image.
 
     Args:
         path: an uncompressed tar file, members grouped by sample.
-        fields: which members are image and label.
-        ends: refuse data behind the end of the archive; a digest tells that too.
+        ends: refuse data behind the end of the archive, which a known digest also rules out.
 
     Raises:
         DataError: the tar is damaged or compressed, a member is unsafe or too large, a sample lacks a field.
@@ -393,7 +361,7 @@ def read_shard(path: Path, fields: Fields = Fields(), *, ends: bool = False) -> 
 
 
 def _check_nothing_follows(path: Path, file: IO[bytes], end: int) -> None:
-    """Refuse a file that continues behind its archive: readers would leave that out without a word."""
+    """Refuse a file that continues behind its archive: readers would silently ignore the rest."""
     file.seek(end)
     while rest := file.read(2**20):
         if rest.strip(b"\0"):
@@ -467,7 +435,7 @@ def _check_member(path: Path, member: tarfile.TarInfo) -> None:
 def _label(
     path: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, fields: Fields
 ) -> int | tuple[int, ...] | None:
-    """Return the label or the labels in a member, None where a JSON file has no such field."""
+    """Return the label or labels in a member; None if a JSON file lacks the field."""
     if member.size > limits.LABEL_FILE:
         raise DataError(
             path, f"{member.name}: a label of {member.size:,} bytes, should be at most {limits.LABEL_FILE:,}"
@@ -492,10 +460,7 @@ def _label(
 
 
 def _integer(value: object) -> int:
-    """Return an integer from JSON or text.
-
-    Raises ValueError for anything else, also where `int()` would accept it.
-    """
+    """Parse an integer from JSON or text. Raises ValueError for anything else that `int()` might accept."""
     if type(value) is int:
         return value
     if not (isinstance(value, str) and re.fullmatch(r"\s*-?[0-9]{1,18}\s*", value, re.ASCII)):
@@ -508,7 +473,7 @@ def _labels(sample: _Sample) -> tuple[int, ...] | None:
 
 
 def _row(path: Path, sample: _Sample) -> tuple[int, int, int, int]:
-    """Return the row of a complete sample. Raises DataError where it lacks a member or has a wrong label."""
+    """Return the row of a complete sample. Raises DataError for a missing member or an invalid label."""
     labels, where = _labels(sample), f"{path}: sample {sample.key}"
     if sample.image is None or labels is None:
         missing, option = ("a label (cls, or json with label)", "--label-key")

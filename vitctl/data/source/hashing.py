@@ -1,5 +1,4 @@
-"""A background process of a job that verifies shards against their digests: `python -I hashing.py RECORDS
-PARENT`.
+"""The background process that verifies a job's shards: `python -I hashing.py RECORDS PARENT`.
 
 It imports only the standard library. It reads lines of [path, size, sha256, whether it is a cached copy] from
 standard input and appends a record for each file; a damaged cached copy is deleted. It is a separate process
@@ -21,17 +20,11 @@ _NICE = 10
 def hash_file(
     path: str, num_bytes: int, sha256: str, alive: Callable[[], None] = lambda: None
 ) -> dict[str, object]:
-    """Verify a file against its digest.
-
-    Args:
-        path: of the file.
-        num_bytes, sha256: expected size and digest.
-        alive: called every few MiB.
+    """Verify a file against its size and digest; `alive` is called every few MiB.
 
     Returns:
         path and sha256 as given, `inode`, `mtime_ns` and `ctime_ns` before it was read, and `problem`: a
-            message, "" when the file
-        is intact.
+            message, "" if the file is intact.
     """
     record: dict[str, object] = {
         "path": path,
@@ -61,7 +54,7 @@ def hash_file(
 
 
 def _no_links(path: str, flags: int) -> int:
-    """As `vitctl.system.files.no_links`, which this file cannot import."""
+    """Open like `vitctl.system.files.no_links`, which this file cannot import."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 

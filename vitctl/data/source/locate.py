@@ -1,4 +1,4 @@
-"""Finds the splits that --data names: a folder, a URL, or shards by pattern, by list or by @file.
+"""Locate the splits that --data names: a folder, a URL, or shards by pattern, by list or by @file.
 
 Local shards without an index, as other programs write them, are read once and indexed. The index of a remote
 split is cached.
@@ -56,7 +56,7 @@ from vitctl.system.remote import (
 )
 from vitctl.system.text import count_text, did_you_mean, nearest, one_line, typed
 
-INDEXED = "indexed by vitctl"  # the provenance of shards without an index, which is otherwise unknown
+INDEXED = "indexed by vitctl"  # recorded as provenance of shards without an index
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
@@ -64,7 +64,7 @@ _MAX_NAMES = 10**6
 TABLES = (".csv", ".tsv", ".parquet")
 PACKED = (".zip", ".gz", ".tgz", ".xz", ".txz", ".bz2", ".tbz2", ".zst", ".7z", ".rar")
 _UNPACK = "if it is an archive, unpack it, and give its folder"
-_ASKED, _MAX_ASKED_BYTES = f"{INDEX_FILE}.asked", 1000  # the start of a command that asked for it last
+_ASKED, _MAX_ASKED_BYTES = f"{INDEX_FILE}.asked", 1000  # start time of the last command that requested it
 _LOOKED_FOR = ("train", "validation", "val", "test", "train800", "val200", "train800val200")
 _LOCK = ".index.lock"
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -72,11 +72,11 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 @dataclass(frozen=True)
 class SplitLocation:
-    """Where a split is.
+    """The location of a split.
 
     Args:
         folder: holds its index.
-        base: URL of its shards when they are not in `folder`.
+        base: URL of its shards if they are not in `folder`.
         shards: names of the selected shards; empty for all.
     """
 
@@ -85,11 +85,7 @@ class SplitLocation:
     shards: tuple[str, ...] = ()
 
     def open(self, cache_bytes: int) -> Source:
-        """Open the split.
-
-        Args:
-            cache_bytes: size limit of the cache of remote shards; 0 reads single images without a cache.
-        """
+        """Open the split, with a shard cache of `cache_bytes`; 0 reads single remote images, uncached."""
         index = open_index(self.folder, self.base)
         cache = None
         if index.is_remote and cache_bytes:
@@ -107,12 +103,9 @@ class SplitLocation:
 
 
 def locate_all_splits(text: str) -> dict[str, SplitLocation]:
-    """Find all splits at a location, read as in `locate_splits`; shards without an index are not indexed.
+    """Locate all splits, as `locate_splits` does; shards without an index are not indexed.
 
-    A URL cannot be listed, so common split names are tried there. A split of another name needs its own URL.
-
-    Raises:
-        DataError: as `locate_splits`; or there is no index.
+    A URL cannot be listed, so only common split names are tried. Any other split needs its own URL.
     """
     (text,) = without_queries(text, error=DataError)
     found = locate_splits(text, "+".join(_LOOKED_FOR), makes_index=False)
@@ -128,7 +121,7 @@ def locate_all_splits(text: str) -> dict[str, SplitLocation]:
 
 
 def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[str, SplitLocation]:
-    """Find splits at a location: split name to location; empty when there is no index.
+    """Map split names to locations; empty if there is no index.
 
     Local shards without an index are indexed first, with a message on stderr.
 
@@ -136,7 +129,6 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
         text: a local folder of shards or of splits; the URL of one; shards as `train/{000..127}.tar`, joined
             by commas, or in a text file as `@shards.txt`; local ones also as `train/*.tar`.
         split: the split expression; a URL cannot be listed, so its splits are requested by name.
-        makes_index: index local shards that have no index.
 
     Raises:
         DataError: the text is malformed, a URL is refused or cannot be read.
@@ -173,7 +165,7 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
 
 
 def no_index(path: str, split: str = "train") -> DataError:
-    """Return the error of a location without an index, with how to fix it."""
+    """Return the error for a location without an index, with a fix."""
     if is_remote(path):
         what = f"neither index.json nor {split}/index.json there"
         return DataError(path, what, "`vitctl data index URL... --out FOLDER` writes one")
@@ -204,12 +196,7 @@ def no_index(path: str, split: str = "train") -> DataError:
 
 
 def expand(text: str) -> list[str]:
-    """Expand a pattern, a list or an @file to names, in order.
-
-    Raises:
-        DataError: braces are malformed, no file matches, the list cannot be read, or it is more than a
-            million names.
-    """
+    """Expand a pattern, a list or an @file to names, in order."""
     names: list[str] = []
     (text,) = without_queries(text, error=DataError)
     for pattern in _listed(text):
@@ -228,7 +215,7 @@ def expand(text: str) -> list[str]:
 
 
 def _listed(text: str) -> Iterable[str]:
-    """Return the names in an @file or a list joined by commas."""
+    """Return the names in an @file or a comma-separated list."""
     if not text.startswith("@"):
         return [part.strip() for part in re.split(r",(?![^{]*\})", text) if part.strip()]
     path = Path(text[1:])
@@ -243,10 +230,7 @@ def _listed(text: str) -> Iterable[str]:
 
 
 def _expand_braces(text: str) -> Iterable[str]:
-    """Expand with the package braceexpand, as webdataset does.
-
-    Patterns that it would not expand, or too many names, are refused.
-    """
+    """Expand with the package braceexpand, as webdataset does."""
     choices = _BRACES.findall(text)
     for choice in choices:
         span = _RANGE.fullmatch(choice)
@@ -267,17 +251,7 @@ def _expand_braces(text: str) -> Iterable[str]:
 
 
 def _index_folder(folder: Path, splits: Sequence[str]) -> None:
-    """Index the shards in a folder, or in its subfolders that are named like splits, where there is no index
-    yet.
-
-    Args:
-        folder: local.
-        splits: names to look for in addition to the common ones.
-
-    Raises:
-        DataError: a shard is damaged or incomplete, the shards belong to several splits by name, or the
-            folder is read-only.
-    """
+    """Index the shards in a folder, or in its subfolders named like splits, if they have no index yet."""
     candidates = [folder]
     has_shards = any(tars(folder, "*.tar")) and not any(folder.glob(f"*/{INDEX_FILE}"))
     if not has_shards and not (folder / INDEX_FILE).exists():
@@ -293,12 +267,12 @@ def _index_folder(folder: Path, splits: Sequence[str]) -> None:
 
 
 def tars(folder: Path, pattern: str = "**/*.tar") -> Iterator[Path]:
-    """Yield the tar files of a folder, without hidden ones and those of operating systems."""
+    """Yield the tar files of a folder, without hidden files and those of operating systems."""
     return (one for one in folder.glob(pattern) if not is_system_file(one.relative_to(folder).as_posix()))
 
 
 def check_one_kind(folder: Path, shard: Path) -> None:
-    """Raise DataError if a folder holds a tar and several folders of photographs: only one would be read."""
+    """Raise DataError if a folder holds a tar and several folders of photos: only one would be read."""
     images = dict[Path, Path]()
     for path in folder.glob("*/**/*"):
         if not exclusion_reason(path.as_posix(), bytes):
@@ -313,7 +287,7 @@ def check_one_kind(folder: Path, shard: Path) -> None:
 
 
 def _check_none_added(folder: Path) -> None:
-    """Refuse shards added to a folder after vitctl indexed it by itself: they would not be read."""
+    """Refuse shards added to a folder after vitctl indexed it automatically: they would not be read."""
     try:
         index = open_index(folder)
     except DataError:  # reported where this split is opened, if it is
@@ -328,16 +302,9 @@ def _check_none_added(folder: Path) -> None:
 
 
 def _index_list(paths: Sequence[Path]) -> Path:
-    """Index selected shards of a folder without an index. The index is stored in the cache, with links to the
-    shards.
+    """Index selected shards of a folder without an index, in the cache, and return the folder of the index.
 
-    A changed shard (path, size or mtime) gives a new index.
-
-    Returns:
-        the folder of the index.
-
-    Raises:
-        DataError: as `index_folder`; or a shard does not exist.
+    A changed shard (path, size or mtime) gets a new index.
     """
     state = ""
     for path in paths:
@@ -354,9 +321,7 @@ def _index_list(paths: Sequence[Path]) -> Path:
 
 
 def _check_one_split(folder: Path, paths: Sequence[Path]) -> None:
-    """Refuse training and test shards in one folder, a common layout for ImageNet: they must not become one
-    split.
-    """
+    """Refuse training and test shards in one folder, a common layout for ImageNet: they are two splits."""
     named = {
         frozenset(ROLES[word] for word in re.split("[^a-z]+", path.stem.lower()) if word in ROLES)
         for path in paths
@@ -372,10 +337,7 @@ def _check_one_split(folder: Path, paths: Sequence[Path]) -> None:
 
 
 def _index_once(folder: Path, paths: Sequence[Path]) -> None:
-    """Write the index under a lock, so that one process does it and others wait.
-
-    Without lock support each writes the same file.
-    """
+    """Write the index under a lock, so that one process does it and others wait."""
     try:
         with open_lock(folder / _LOCK) as lock:
             lock_alone(lock.fileno(), folder, error=DataError, seconds=math.inf)
@@ -429,7 +391,7 @@ def _show(text: str, end: str = "\n") -> None:
 
 
 def _remote_splits(url: str, names: Sequence[str]) -> dict[str, SplitLocation]:
-    """Find splits at a URL, which is a split folder itself, or holds a folder for each split."""
+    """Locate splits at a URL, which is either a split folder or holds a folder for each split."""
     # Where a split below this URL is cached, the URL itself is not requested: offline the request would fail.
     if not any((_cached_index(f"{url}/{name}") / INDEX_FILE).exists() for name in names):
         try:
@@ -444,11 +406,7 @@ def _remote_splits(url: str, names: Sequence[str]) -> dict[str, SplitLocation]:
 
 
 def _fetched_index(url: str) -> Path:
-    """Fetch the index of a remote split into the cache, once for all processes of a command on this node.
-
-    Raises:
-        MissingError: there is none.
-    """
+    """Fetch the index of a remote split into the cache, once for all processes of a command on this node."""
     folder, start, asked = _cached_index(url), os.environ.get(START, ""), time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / _LOCK) if os.access(folder, os.W_OK) else nullcontext():
@@ -471,7 +429,7 @@ def _fetched_index(url: str) -> Path:
 
 
 def _update_index(url: str, folder: Path, since: float) -> None:
-    """Fetch an index that is not in the cache, or changed; `since` as `transfer` takes it.
+    """Fetch an index that is new or changed; `since` as for `transfer`.
 
     The tables of an unchanged index, which are large, are not fetched again; those of an incomplete or
     damaged copy are. If the server does not respond, the cached copy is used, with a warning.
@@ -492,7 +450,7 @@ def _update_index(url: str, folder: Path, since: float) -> None:
 
 
 def _cached_index(name: str, errors: str = "surrogatepass") -> Path:
-    """Return the cache folder for an index, by the address of its split or the state of its shards."""
+    """Return the cache folder for an index, keyed by the address of its split or the state of its shards."""
     return cache_folder() / "splits" / hashlib.sha256(name.encode("utf-8", errors)).hexdigest()[:24]
 
 

@@ -1,8 +1,8 @@
-"""The order of samples as a pure function of the position, so that a run resumes anywhere from one integer.
+"""Sample orders as pure functions of the position, so that a run resumes anywhere from one integer.
 
-`Order` shuffles all samples exactly, for local shards. `WindowedOrder` reads sequentially and shuffles within
-a window, for remote shards and hard disks. `MixtureOrder` mixes several orders with fixed weights.
-`BalancedOrder` draws every class equally often, `RepeatedOrder` repeats each image within the global batch.
+`Order` shuffles all samples, for local shards. `WindowedOrder` reads sequentially and shuffles within
+windows, for remote shards and hard disks. `MixtureOrder` mixes several orders with fixed weights.
+`BalancedOrder` draws every class equally often. `RepeatedOrder` repeats each image within the global batch.
 `Lanes` are fixed parts of the global batch, each with a separate stream of samples.
 """
 
@@ -18,13 +18,13 @@ from vitctl.errors import DataError
 MAX_SAMPLES = 2**40
 BLOCK_SIZE = 4096  # of a mixture
 _ROUNDS = 6
-_MIN_BITS = 6  # a smaller domain leaves too few round functions to tell its permutations apart
+_MIN_BITS = 6  # with fewer bits there are too few round functions to tell the permutations apart
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = 2**64 - 1
 
 
 class SampleOrder(Protocol):
-    """An infinite sequence over a data set: every epoch visits each sample once, in its own order."""
+    """An infinite sequence over a data set: every epoch visits each sample once, in a new order."""
 
     @property
     def num_samples(self) -> int:
@@ -32,15 +32,13 @@ class SampleOrder(Protocol):
 
     @property
     def window_size(self) -> int:
-        """Length of a window: positions that read the same few shards, which can be prefetched. 0 where there
-        are no windows.
-        """
+        """Positions that read the same few shards, which can be prefetched; 0 without windows."""
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return epoch and sample at the given positions of the sequence.
 
         Args:
-            positions: int64 `[P]`, each at least 0; position p is the (p+1)-th sample of the sequence.
+            positions: int64 `[P]`, each at least 0.
 
         Returns:
             epochs, int64 `[P]`, and samples, int64 `[P]` in `range(num_samples)`.
@@ -56,7 +54,7 @@ class Order:
     position 0 and at position 10**12.
 
     Args:
-        num_samples: samples in the data set, 1 to 2**40.
+        num_samples: 1 to 2**40.
         seed: any integer; two seeds give independent orders.
         shuffle: False visits the samples in storage order.
 
@@ -74,7 +72,6 @@ class Order:
             raise ValueError(f"num_samples is {self.num_samples}, should be 1 to 2**40")
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return epoch and sample at the given positions; see `SampleOrder`."""
         epochs, samples = np.divmod(np.asarray(positions, np.int64), self.num_samples)
         if self.shuffle:
             samples = _shuffle(samples, _keys(self.seed, epochs), self.num_samples)
@@ -87,14 +84,14 @@ class WindowedOrder:
 
     The samples are divided into blocks of consecutive samples. Every epoch shuffles the blocks, groups them
     into windows, and fully shuffles the samples of each window. So a window needs only its own blocks, and
-    each block is read sequentially. The last block may be shorter; its position in an epoch is random. There
-    is no table: a position is computed in constant time, for any number of shards.
+    each block is read sequentially. The last block may be shorter; its position in an epoch is random. A
+    position is computed in constant time, without a table, for any number of shards.
 
     Only samples of the same window can share a batch; shards with shuffled samples compensate for that.
 
     Args:
-        num_samples: samples in the data set, 1 to 2**40.
-        seed: any integer; two seeds give unrelated orders.
+        num_samples: 1 to 2**40.
+        seed: any integer; two seeds give independent orders.
         block_size: consecutive samples in a block, at least 1; ideally the samples of one shard.
         window_blocks: blocks in a window, at least 1.
     """
@@ -106,11 +103,9 @@ class WindowedOrder:
 
     @property
     def window_size(self) -> int:
-        """Samples in a window."""
         return self.block_size * self.window_blocks
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return epoch and sample at the given positions; see `SampleOrder`."""
         epochs, offsets = np.divmod(np.asarray(positions, np.int64), self.num_samples)
         return epochs, self._stored(epochs, self._shuffled_in_windows(epochs, offsets))
 
@@ -126,7 +121,7 @@ class WindowedOrder:
         return windows * window_size + inside
 
     def _stored(self, epochs: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Concatenate the shuffled blocks, and return the sample at each offset."""
+        """Return the sample at each offset in the concatenation of the shuffled blocks."""
         num_blocks, short = divmod(self.num_samples, self.block_size)
         if not num_blocks:
             return offsets
@@ -140,12 +135,11 @@ class WindowedOrder:
 
 
 def quotas(weights: Sequence[float], block_size: int = BLOCK_SIZE) -> tuple[int, ...]:
-    """Return the samples of each source in a block: weights scaled to the block size, rounded by the largest
-    remainder method.
+    """Return the samples of each source in a block, rounded by the largest remainder method.
 
     Args:
         weights: one per source, each above 0; only their ratios count.
-        block_size: their sum.
+        block_size: sum of the result.
 
     Raises:
         DataError: a source is too rare to occur in a block.
@@ -167,13 +161,12 @@ class MixtureOrder:
     """An infinite sequence of samples of several sources, numbered as in `views.concat`.
 
     The sequence is divided into blocks. Each block holds a fixed number of samples of each source, its quota,
-    in an order shuffled for that block; the samples of a source come in its own order. So the mixture is
-    exact in every block, each source has its own epochs, and any position is computed in constant time.
+    shuffled within the block; the samples of a source come in that source's order. So the mixture is exact in
+    every block, each source has separate epochs, and any position is computed in constant time.
 
     Args:
-        orders: the order of each source.
+        orders: one per source.
         counts: samples of each source in a block, see `quotas`.
-        seed: of the order within blocks.
     """
 
     orders: tuple[SampleOrder, ...]
@@ -182,12 +175,11 @@ class MixtureOrder:
 
     @property
     def num_samples(self) -> int:
-        """Samples in all sources."""
         return sum(order.num_samples for order in self.orders)
 
     @property
     def window_size(self) -> int:
-        """The smallest window of the sources, in positions of the mixture; 0 where no source has windows."""
+        """The smallest window of the sources, in positions of the mixture; 0 if no source has windows."""
         block = sum(self.counts)
         windows = [
             order.window_size * block // count
@@ -201,7 +193,7 @@ class MixtureOrder:
         return np.cumsum(self.counts)
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return epoch (of its source) and sample at the given positions; see `SampleOrder`."""
+        """Return epoch (of the sample's source) and sample at the given positions; see `SampleOrder`."""
         blocks, offsets = np.divmod(np.asarray(positions, np.int64), int(self._ends[-1]))
         slots = shuffle_blocks(self.seed, blocks, offsets, int(self._ends[-1]))
         numbers = np.searchsorted(self._ends, slots, side="right")
@@ -220,16 +212,14 @@ class MixtureOrder:
 class BalancedOrder:
     """An infinite sequence in which every class is drawn equally often.
 
-    The sequence is divided into blocks of K positions. Each block holds every class once, in an order
-    shuffled for that block. The samples of a class come in an order of its own, which visits each of them
-    once before any again, and is shuffled anew each time. So an epoch, n positions, draws n / K samples of
-    each class. Any position is computed without the positions before it; the only table is of the samples by
-    class.
+    The sequence is divided into blocks of K positions. Each block holds every class once, shuffled within the
+    block. Each class has a separate order, which visits every sample of the class once before any again, and
+    is reshuffled each time. So an epoch, n positions, draws n / K samples of each class. Any position is
+    computed without the positions before it; the only table is of the samples by class.
 
     Args:
         samples: sorted by class, int64 `[n]`.
         counts: samples of each class, int64 `[K]`, each at least 1.
-        seed: any integer.
     """
 
     samples: np.ndarray
@@ -239,17 +229,16 @@ class BalancedOrder:
 
     @staticmethod
     def of(labels: np.ndarray, num_classes: int, seed: int) -> "BalancedOrder":
-        """Return the order over samples with these labels, int64 `[n]`, 0 to K - 1."""
+        """Return the order over samples with the given labels, int64 `[n]`, 0 to K - 1."""
         by_class = np.argsort(labels, kind="stable")
         return BalancedOrder(by_class, np.bincount(labels, minlength=num_classes), seed)
 
     @property
     def num_samples(self) -> int:
-        """Samples in the data set, and positions in an epoch."""
         return len(self.samples)
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return epoch (of its class) and sample at the given positions; see `SampleOrder`."""
+        """Return epoch (of the sample's class) and sample at the given positions; see `SampleOrder`."""
         blocks, offsets = np.divmod(np.asarray(positions, np.int64), len(self.counts))
         classes = shuffle_blocks(self.seed, blocks, offsets, len(self.counts))
         epochs, samples = np.empty_like(classes), np.empty_like(classes)
@@ -264,16 +253,14 @@ class BalancedOrder:
 
 @dataclass(frozen=True)
 class RepeatedOrder:
-    """Another order with repeated augmentation: every image comes `repeats` times in a row, and an epoch ends
-    after as many images as before, so it has fewer different ones.
+    """Repeated augmentation of another order: every image occurs `repeats` times in a row.
 
-    Within each global batch the copies are dealt out: the first of every image, then the second, ... So the
-    partner of MixUp is another image, and different processes have the copies.
+    An epoch has as many images as before, so fewer different ones. Within each global batch the copies are
+    dealt out: the first copy of every image, then the second, ... So MixUp mixes different images, and the
+    copies of an image go to different processes.
 
     Args:
-        order: of all samples; its next epoch draws other images.
-        repeats: copies of an image, each augmented otherwise.
-        batch_size: images of the global batch.
+        order: over all samples; its next epoch draws other images.
 
     Source: DeiT's RASampler (arXiv 2012.12877), after Hoffer et al. 2020 (arXiv 1901.09335)
     """
@@ -285,7 +272,6 @@ class RepeatedOrder:
 
     @property
     def num_samples(self) -> int:
-        """Samples in the data set."""
         return self.order.num_samples
 
     @cached_property
@@ -293,7 +279,7 @@ class RepeatedOrder:
         return np.argsort(np.arange(self.batch_size) % self.repeats, kind="stable")
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return a number of its own for each epoch and copy, and the sample; see `SampleOrder`."""
+        """Return a number unique to each epoch and copy, and the sample; see `SampleOrder`."""
         steps, slots = np.divmod(np.asarray(positions, np.int64), self.batch_size)
         epochs, offsets = np.divmod(steps * self.batch_size + self._dealt[slots], self.num_samples)
         groups, copies = np.divmod(offsets, self.repeats)
@@ -305,19 +291,14 @@ def shuffle_blocks(seed: int, blocks: np.ndarray, offsets: np.ndarray, block_siz
     """Permute the offsets within each block of a sequence, independent of the orders with the same seed.
 
     Args:
-        seed: any integer.
-        blocks: int64 `[P]`, numbers of the blocks.
+        blocks: block numbers, int64 `[P]`.
         offsets: int64 `[P]` in `range(block_size)`.
-        block_size: samples in a block.
-
-    Returns:
-        int64 `[P]` in `range(block_size)`, a permutation within each block.
     """
     return _shuffle(offsets, _keys(seed, blocks, np.full_like(blocks, -1)), block_size)
 
 
 def _keys(seed: int, epochs: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
-    """Return a 64-bit key for the shuffle of each epoch, or of each window."""
+    """Return a 64-bit shuffle key for each epoch, or for each window."""
     keys = mix_words(
         epochs.astype(np.uint64) * np.uint64(_GOLDEN) ^ mix_words(np.array([seed & _WORD], np.uint64))
     )
@@ -325,7 +306,7 @@ def _keys(seed: int, epochs: np.ndarray, windows: np.ndarray | None = None) -> n
 
 
 def _shuffle(values: np.ndarray, keys: np.ndarray, size: int) -> np.ndarray:
-    """Permute `range(size)`, for each value by its own key."""
+    """Permute `range(size)`, for each value by the key at the same index."""
     bits = max(_MIN_BITS, (size - 1).bit_length())
     walkers = _permute(values.astype(np.uint64), keys, bits)
     outside = np.flatnonzero(walkers >= size)
@@ -336,9 +317,7 @@ def _shuffle(values: np.ndarray, keys: np.ndarray, size: int) -> np.ndarray:
 
 
 def _permute(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
-    """Permute `range(2**bits)` with an unbalanced Feistel network: the two halves mask each other
-    alternately.
-    """
+    """Permute `range(2**bits)` with an unbalanced Feistel network: its halves mask each other in turn."""
     low_bits = bits // 2
     low_mask, high_mask = np.uint64((1 << low_bits) - 1), np.uint64((1 << (bits - low_bits)) - 1)
     low, high = values & low_mask, values >> np.uint64(low_bits)
@@ -352,24 +331,22 @@ def _permute(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
 
 
 def mix_words(words: np.ndarray) -> np.ndarray:
-    """Mix every bit of words, uint64, into all 64 bits of the result (the finaliser of SplitMix64, a
-    bijection).
-    """
+    """Mix each uint64 word bijectively, every bit into all 64 (the finaliser of SplitMix64)."""
     words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = words ^ words >> np.uint64(31)
     return mixed
 
 
-# Lanes, and leaves: the passes that a lane is cut into. Which process computes a leaf changes nothing: its
-# images, its random draws and its place in the sum of gradients follow from its number. So a run has the same
-# bytes on any number of processes (see vitctl/engine/lanes.py), and a machine that owns whole lanes reads
-# their samples alone.
+# Lanes, and leaves, the passes that a lane is cut into. A leaf's images, random draws and place in the sum of
+# gradients follow from its number, whichever process computes it. So a run has the same bytes on any number
+# of processes (see vitctl/engine/lanes.py), and a machine that owns whole lanes reads only their samples.
 
 
 class Part(NamedTuple):
-    """A run of slots of the global batch that goes through the model together, and the slot of its first
-    mixing partner.
+    """Consecutive slots of the global batch that go through the model together.
+
+    `before` is the slot of the first image's mixing partner.
     """
 
     slots: range
@@ -384,8 +361,9 @@ def share(batch_size: int, num_parts: int, part: int) -> range:
 def micro_batches(
     batch_size: int, num_processes: int, rank: int, size: int, num_lanes: int = 1
 ) -> tuple[Part, ...]:
-    """Cut a process's share of the global batch into parts of `size` images. The partner of a lane's first
-    image is its last: another lane reads other shards.
+    """Cut a process's share of the global batch into parts of `size` images.
+
+    The mixing partner of a lane's first image is the lane's last: another lane reads other shards.
     """
     own = share(batch_size, num_processes, rank)
     parts = []
@@ -397,7 +375,7 @@ def micro_batches(
 
 
 def lanes_read(num_lanes: int, num_nodes: int) -> list[int]:
-    """Return how many lanes each node reads, some of them in part."""
+    """Return how many lanes each node reads, some of them partially."""
     nodes = range(num_nodes)
     return [-(-(node + 1) * num_lanes // num_nodes) - node * num_lanes // num_nodes for node in nodes]
 
@@ -406,8 +384,9 @@ Tree = int | tuple["Tree", "Tree"]  # the number of a leaf, or two subtrees
 
 
 def binary_tree(nodes: Sequence[Tree]) -> Tree:
-    """Build a binary tree over at least one node, in order; the left half is the largest power of two that
-    leaves something.
+    """Build a binary tree over at least one node, in order.
+
+    The left half is the largest power of two that leaves something for the right.
     """
     if len(nodes) == 1:
         return nodes[0]
@@ -416,7 +395,6 @@ def binary_tree(nodes: Sequence[Tree]) -> Tree:
 
 
 def leaves(tree: Tree) -> range:
-    """Return the numbers of its leaves."""
     first = last = tree
     while not isinstance(first, int):
         first = first[0]
@@ -426,7 +404,7 @@ def leaves(tree: Tree) -> range:
 
 
 def subtrees(tree: Tree, own: range) -> list[Tree]:
-    """Return the largest subtrees with leaves in `own` only, in order."""
+    """Return the largest subtrees whose leaves are all in `own`, in order."""
     inside = leaves(tree)
     if inside.stop <= own.start or own.stop <= inside.start:
         return []
@@ -438,10 +416,9 @@ def subtrees(tree: Tree, own: range) -> list[Tree]:
 
 @dataclass(frozen=True)
 class Lanes:
-    """How the global batch is cut into lanes, and each lane into leaves.
+    """The division of the global batch into lanes, and of each lane into leaves.
 
     Args:
-        batch_size: images of the global batch.
         num_lanes: contiguous parts of the batch; their sizes differ by at most one.
         leaf_images: images of a leaf, at most; the last leaf of a lane may have fewer.
 
@@ -462,15 +439,11 @@ class Lanes:
             )
 
     def lane(self, number: int) -> range:
-        """Return the slots of a lane."""
         return share(self.batch_size, self.num_lanes, number)
 
     @cached_property
     def leaves(self) -> tuple[tuple[Part, ...], ...]:
-        """The leaves of each lane.
-
-        Mixing partners stay in the lane: the partner of its first image is its last.
-        """
+        """The leaves of each lane. Mixing partners stay in the lane: its first image mixes with its last."""
         lanes = map(self.lane, range(self.num_lanes))
         return tuple(
             tuple(
@@ -485,28 +458,28 @@ class Lanes:
 
     @cached_property
     def num_leaves(self) -> int:
-        """Leaves of the global batch: the largest number of processes."""
+        """Leaves of the global batch, which is also the largest number of processes."""
         return sum(map(len, self.leaves))
 
     @cached_property
     def tree(self) -> Tree:
-        """The order of additions: a tree over the leaves of each lane, and over these one over the lanes."""
+        """The order of additions: one tree over the leaves of each lane, joined by a tree over the lanes."""
         numbers = iter(range(self.num_leaves))
         return binary_tree([binary_tree([next(numbers) for _ in lane]) for lane in self.leaves])
 
     def most_held(self, rank: int, num_processes: int) -> int:
-        """Sums of finished subtrees that a process keeps at most while it computes a leaf."""
+        """Return how many sums of finished subtrees a process holds at most while it computes a leaf."""
         nodes = subtrees(self.tree, self.owned(rank, num_processes))
         return max(number + _held(node) for number, node in enumerate(nodes))
 
     @property
     def largest_leaf(self) -> int:
-        """Images of the largest leaf."""
         return max(len(part.slots) for lane in self.leaves for part in lane)
 
     def owned(self, rank: int, num_processes: int) -> range:
-        """Numbers of the leaves that a process computes: of whole lanes, unless there are more processes than
-        lanes.
+        """Return the numbers of the leaves that a process computes.
+
+        These are whole lanes, unless there are more processes than lanes.
 
         Raises:
             DataError: there are more processes than leaves.
@@ -522,13 +495,12 @@ class Lanes:
         return range(firsts[lanes.start], firsts[lanes.stop])
 
     def parts(self, rank: int, num_processes: int) -> tuple[Part, ...]:
-        """Return the leaves that a process computes, in order."""
         own = self.owned(rank, num_processes)
         return tuple(part for lane in self.leaves for part in lane)[own.start : own.stop]
 
 
 def _held(tree: Tree) -> int:
-    """Sums of finished subtrees of a tree while one of its leaves is computed, at most."""
+    """Return how many sums of finished subtrees are held at most while a leaf of the tree is computed."""
     return 0 if isinstance(tree, int) else max(_held(tree[0]), 1 + _held(tree[1]))
 
 
@@ -542,17 +514,12 @@ def own_slots(batch_size: int, lanes: Lanes | None, rank: int, num_processes: in
 
 @dataclass(frozen=True)
 class LaneOrder:
-    """Another order, read by lanes: in every epoch each lane walks through a contiguous run of it.
+    """Another order read by lanes: in every epoch each lane walks through a contiguous run of it.
 
-    With `WindowedOrder` inside, a lane has shards and windows of its own, of which it shares only those at
-    the two ends of its run. Position p of the sequence is slot p % batch_size of step p // batch_size. The
-    positions of an epoch are those of the order inside, so every epoch visits each sample once, with any
-    batch size; a lane's run in an epoch is as long as it has slots there.
-
-    Args:
-        order: of all samples.
-        batch_size: images of the global batch.
-        num_lanes: parts of the batch, as `Lanes` cuts it.
+    With `WindowedOrder` inside, each lane has separate shards and windows; only those at the two ends of its
+    run are shared. Position p of the sequence is slot p % batch_size of step p // batch_size. An epoch has
+    the same positions as in the inner order, so it visits each sample once, with any batch size. A lane's run
+    is as long as its number of slots in that epoch.
     """
 
     order: SampleOrder
@@ -561,16 +528,14 @@ class LaneOrder:
 
     @property
     def num_samples(self) -> int:
-        """Samples in the data set."""
         return self.order.num_samples
 
     @property
     def window_size(self) -> int:
-        """Positions in which every lane reads about one window of the order inside."""
+        """Positions in which every lane reads about one window of the inner order."""
         return self.order.window_size * self.num_lanes
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return epoch and sample at the given positions; see `SampleOrder`."""
         positions = np.asarray(positions, np.int64)
         epochs, lanes = positions // self.num_samples, self.lane(positions)
         start, stop = (

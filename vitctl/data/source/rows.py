@@ -16,7 +16,7 @@ _BLOCK = 16  # bytes of the bit field that are counted together
 
 
 class Computed(ABC):
-    """An array of numbers that is computed where it is indexed."""
+    """An array of numbers that is computed on indexing."""
 
     is_distinct = False  # True: no number occurs twice
 
@@ -46,10 +46,10 @@ Rows = np.ndarray | Computed
 
 
 class Ranges(Computed):
-    """The numbers of several ranges, one range after the other.
+    """The numbers of several ranges, one after the other.
 
     Args:
-        begins, ends: int64 `[R]` each; neighbours that continue each other become one range.
+        begins, ends: int64 `[R]` each; adjacent ranges are joined.
     """
 
     def __init__(self, begins: np.ndarray, ends: np.ndarray) -> None:
@@ -74,7 +74,6 @@ class Ranges(Computed):
 
     @classmethod
     def whole(cls, size: int) -> "Ranges":
-        """Return `range(size)`."""
         return cls(np.array([0]), np.array([size]))
 
     def without(self, numbers: np.ndarray) -> "Ranges":
@@ -91,11 +90,11 @@ class Ranges(Computed):
 
 
 class RandomPart(Computed):
-    """The first `count` numbers of a shuffle of `range(size)`, in ascending order, as a field of bits.
+    """The first `count` numbers of a shuffle of `range(size)`, in ascending order, as a bit field.
 
     Args:
         size: numbers to draw from.
-        count: numbers drawn, 1 to `size`.
+        count: 1 to `size`.
         seed: of the shuffle, see `Order`.
     """
 

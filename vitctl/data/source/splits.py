@@ -1,4 +1,4 @@
-"""Split expressions (train[:90%]), and images excluded by a file beside the index."""
+"""Split expressions (train[:90%]), and images excluded by a file in the split folder."""
 
 import csv
 import hashlib
@@ -24,7 +24,7 @@ from vitctl.system.text import one_line
 
 TRAIN, TEST, VALIDATION = "train", "test", "validation"
 _TRAIN_NAMES = (TRAIN, "training")
-NOT_TRAINED = (TEST, "testing", "validation", "val", "valid", "dev")  # in the order in which one is scored
+NOT_TRAINED = (TEST, "testing", "validation", "val", "valid", "dev")  # by preference for scoring
 # Name of a folder or a shard -> its role.
 ROLES = {
     **dict.fromkeys(_TRAIN_NAMES, TRAIN),
@@ -39,9 +39,9 @@ _MAX_ORDERS = 64
 
 
 class Part(NamedTuple):
-    """The samples `start` to `stop` (excluded) of a split, counted in md5 order.
+    """The samples `start` to `stop` (excluded) of a split, in md5 order.
 
-    With `each`, start and stop are percentages, and apply to every class separately.
+    With `each`, start and stop are percentages of every class separately.
     """
 
     split: str
@@ -56,11 +56,11 @@ def md5_order(keys: Iterable[str | int], split: str) -> np.ndarray:
     It depends on the names only, so "the first 800" are the same 800 samples on every machine.
 
     Args:
-        keys: one per sample, as the original data set names them; numbers count as their decimal text.
+        keys: one per sample, as in the original data set; numbers count as their decimal text.
         split: name of the split, the salt of the hash.
 
     Returns:
-        int64 `[n]`, the numbers of the samples in that order.
+        sample numbers in that order, int64 `[n]`.
     """
     digests = []
     for key in keys:
@@ -73,14 +73,13 @@ def resolve(spec: str, sizes: Mapping[str, int], place: str = "the data") -> lis
     """Convert a split expression to ranges of samples.
 
     Args:
-        spec: parts joined by `+`; each a split's name, and perhaps `[start:stop]` with counts or percentages,
-            which count from the end when negative. Percentages round to the nearest sample. Percentages of
-            each class work in `select` only: their number of samples does not follow from the sizes.
-        sizes: samples in each split.
-        place: of the splits, for messages.
+        spec: parts joined by `+`; each is a split name with an optional `[start:stop]` in counts or
+            percentages, which count from the end when negative. Percentages round to the nearest sample.
+            Percentages of each class work in `select` only: their number of samples does not follow from the
+            sizes.
 
     Raises:
-        DataError: the expression is malformed, names an unknown split, or asks for more than there is.
+        DataError: the expression is malformed, names an unknown split, or exceeds a split's size.
     """
     parts = _parts(spec, sizes, place)
     if any(part.each for part in parts):
@@ -98,20 +97,15 @@ def select(
 ) -> Source:
     """Select the samples of a split expression.
 
-    A whole split is in storage order; a range is selected, and ordered, in md5 order of the keys.
+    A complete split is in storage order; a range is selected, and ordered, in md5 order of the keys.
 
     Args:
         spec: see `resolve`; a range may also be `[start%:stop% of each class]`, which applies to every class
             separately.
-        sources: the splits of one data set, by name.
-        place: of the data set, for messages.
-        group_by: what images belong together, see `group_names`: a range then has whole groups, as many as
-            give it nearest to the wanted number of images. Groups with several classes count for the rarest.
-        counted_only: a range has the right number of images of each class, but others: those in storage
-            order, so that no names are read. Not with `group_by`.
-
-    Raises:
-        DataError: as `resolve` and `group_names`; or nothing is selected.
+        group_by: see `group_names`: a range then consists of complete groups, as many as come nearest to the
+            requested number of images. Groups with several classes count for the rarest.
+        counted_only: use storage order, so that no names are read: a range has the right number of images of
+            each class, but not the usual images. Not with `group_by`.
     """
     sizes = {name: len(source) for name, source in sources.items()}
     orders = _storage_order if counted_only else _order_of
@@ -154,20 +148,19 @@ def _storage_order(source: Source, _split: str) -> np.ndarray:
 
 
 def _numbered(names: Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    """Return the number of each name among the different ones, int64 `[n]`, and those in order."""
+    """Return the index of each name among the distinct names, int64 `[n]`, and those, sorted."""
     different = sorted(set(names))
     numbers = {name: number for number, name in enumerate(different)}
     return np.array([numbers[name] for name in names], np.int64), different
 
 
 def group_names(source: Source, group_by: str) -> list[str]:
-    """Return the name of each image's group: images of one group stay on one side of a split.
+    """Return the name of each image's group; images of one group stay on one side of a split.
 
     Args:
-        source: the images.
-        group_by: a regular expression, searched in the key of each image; its groups, or the whole match,
-            name the image's group. Or `TABLE.csv:COLUMN`, whose column `path` holds the keys; also `.tsv`.
-            An image without a match or value is a group of its own.
+        group_by: a regular expression, searched in each image key; its groups, or the full match, name the
+            image's group. Or `TABLE.csv:COLUMN` (also `.tsv`), whose column `path` holds the keys. An image
+            without a match or value is a separate group.
 
     Raises:
         DataError: the table cannot be read, or lacks an image.
@@ -192,9 +185,9 @@ def group_names(source: Source, group_by: str) -> list[str]:
 
 
 def table_delimiter(path: Path, text: IO[str], fits: Callable[[list[str]], bool]) -> str:
-    """Return what the cells of a table are split at, so that its columns fit; "" if they never do.
+    """Return the delimiter of a table for which its columns fit; "" if none.
 
-    Comma, semicolon or tab, of a .tsv file first the tab.
+    Tries comma, semicolon, then tab; tab first for a .tsv file.
     """
     header = text.readline()
     text.seek(0)
@@ -204,7 +197,7 @@ def table_delimiter(path: Path, text: IO[str], fits: Callable[[list[str]], bool]
 
 
 def _read_column(path: Path, column: str) -> dict[str, str]:
-    """Return a column of a table by its column `path`."""
+    """Return a column of a table, keyed by its column `path`."""
     try:
         text = read_bytes(path, limits.TABLE, error=DataError).decode("utf-8-sig")
         lines = io.StringIO(text, newline="")
@@ -221,23 +214,22 @@ def _read_column(path: Path, column: str) -> dict[str, str]:
 
 
 def _column_names(columns: Sequence[str]) -> list[str]:
-    """Return the names of columns, `path` in small letters, as the readers of tables take it."""
+    """Return stripped column names, with `path` in lower case, as the table readers accept it."""
     names = [name.strip() for name in columns]
     return ["path" if name.lower() == "path" else name for name in names]
 
 
 def _whole_groups(labels: np.ndarray, groups: np.ndarray, rank: np.ndarray, part: Part) -> np.ndarray:
-    """Return which samples lie in a range of whole groups, bool `[n]`.
+    """Return which samples lie in a range of complete groups, bool `[n]`.
 
     Each group belongs to the rarest of its classes. The groups of a class are in a fixed order, and a cut is
-    at the boundary nearest to it, so that the ranges of different expressions fit together. Groups with more
+    at the nearest group boundary, so that the ranges of different expressions fit together. Groups with more
     than a tenth of their class come first, the largest first: next to a cut they would make shares uneven.
 
     Args:
         labels: int64 `[n]`, all equal where classes do not matter.
         groups: int64 `[n]`, 0 to G - 1.
         rank: int64 `[G]`, the place of each group in md5 order of the names.
-        part: the range, in percent of each class, or in samples.
     """
     _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     by_rarity = np.argsort(np.argsort(counts, kind="stable"))
@@ -264,7 +256,7 @@ def _nearest_cut(sizes: np.ndarray, cut: int, whole: int) -> int:
 
 
 def _of_each_class(order: np.ndarray, labels: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Return the samples of every class between two percentages, in the order given.
+    """Return the samples of every class between two percentages, in the given order.
 
     Samples without a label count as a class. A class of two or more samples has at least one on each side of
     every cut. A single sample goes to the first side.
@@ -287,9 +279,7 @@ def _cuts(counts: np.ndarray, percent: int) -> np.ndarray:
 
 
 def _order_of(source: Source, split: str) -> np.ndarray:
-    """Return the md5 order of a source. It is cached: a VTAB task selects three times from up to 737,280
-    names.
-    """
+    """Return the md5 order of a source, cached: a VTAB task selects three times from up to 737,280 names."""
     cache_key = source.digest, split
     if cache_key not in _ORDERS:
         if len(_ORDERS) >= _MAX_ORDERS:
@@ -334,7 +324,7 @@ def _boundary(limit: str, size: int, part: str, *, each: bool) -> int:
 
 
 def is_test(expression: str) -> bool:
-    """Return whether a split expression takes a whole test split, as `test`, `test[0:]` or in parts."""
+    """Return whether a split expression covers a complete test split, as `test`, `test[0:]` or in parts."""
     share, size = 0.0, 10**9
     for text in expression.split("+"):
         found = _PART.fullmatch(text.strip())
@@ -348,12 +338,10 @@ class DefaultSplits(NamedTuple):
     """Split expressions.
 
     Args:
-        train: to train on.
-        scored: to score.
-        lr_train: to train on where something is chosen, such as the learning rate.
-        lr_validation: to choose it by: a validation split, or a part of the training images. Neither has an
-            image of a test.
-        note: one line for the user; empty where the splits are `train` and `test`.
+        lr_train: for training when choosing, say, a learning rate.
+        lr_validation: for making that choice: a validation split, or a part of the training images. Neither
+            contains test images.
+        note: one line for the user; empty if the splits are `train` and `test`.
     """
 
     train: str
@@ -364,15 +352,9 @@ class DefaultSplits(NamedTuple):
 
 
 def default_splits(found: Sequence[str]) -> DefaultSplits | None:
-    """Choose the splits of a data set for training and scoring.
+    """Choose the splits of a data set for training and scoring; None without a clear choice.
 
     A data set with one split is divided: the last 20% of each class, in md5 order of the names, are scored.
-
-    Args:
-        found: names of its splits.
-
-    Returns:
-        None where there is no clear choice: several splits, none of them for training or none to score.
     """
     if len(found) == 1:
         name = found[0]
@@ -397,13 +379,13 @@ def default_splits(found: Sequence[str]) -> DefaultSplits | None:
 
 
 FILE = "excluded.json"
-DIGEST = np.dtype("S16")  # of the bytes of an image
+DIGEST = np.dtype("S16")  # digest of an image's bytes
 _FORMAT = "vitctl-excluded/2"
 _AGAIN = "make it again with `vitctl data dedup ... --apply`, or remove it"
 
 
 def bytes_digest(data: bytes) -> bytes:
-    """Return the BLAKE2b digest of an image's bytes, 16 bytes, to find exact duplicates."""
+    """Return the 16-byte BLAKE2b digest of an image's bytes, to find exact duplicates."""
     return hashlib.blake2b(data, digest_size=DIGEST.itemsize).digest()
 
 
@@ -417,16 +399,11 @@ def image_digest(source: Source, sample: int) -> bytes:
 
 
 def open_shards(folder: Path) -> Source:
-    """Open a split folder, without the images listed in its `excluded.json`, if there is one.
-
-    Raises:
-        DataError: as `read_index`; or the list is damaged, or belongs to other shards.
-    """
+    """Open a split folder, without the images listed in its `excluded.json`, if any."""
     return without_excluded(ShardSource(open_index(folder)))
 
 
 def without_excluded(source: ShardSource) -> Source:
-    """Return a split without the images listed in its `excluded.json`."""
     excluded = read_exclusion(source.index)
     if not len(excluded):
         return source
@@ -437,11 +414,8 @@ def without_excluded(source: ShardSource) -> Source:
 def read_exclusion(index: Index) -> np.ndarray:
     """Read the excluded samples of a split, int64 `[m]`, ascending; empty without a list.
 
-    The list holds sample numbers. It is valid only for shards with the same bytes; their index may have been
-    written again.
-
-    Raises:
-        DataError: the list is damaged, belongs to other shards, or excludes everything.
+    The list is valid only for shards with the same bytes, whose index may have been rewritten. Raises
+    DataError if it is damaged, belongs to other shards, or excludes everything.
     """
     path = index.folder / FILE
     if not path.exists():
@@ -465,16 +439,7 @@ def read_exclusion(index: Index) -> np.ndarray:
 
 
 def write_exclusion(index: Index, samples: Sequence[int], *, reason: str) -> int:
-    """Exclude samples of a split, in addition to those that are excluded already.
-
-    Args:
-        index: of the split.
-        samples: sample numbers.
-        reason: text, stored in the list.
-
-    Returns:
-        how many samples are excluded now.
-    """
+    """Exclude more samples of a split, and return how many are excluded now. The list keeps the reason."""
     source, path = ShardSource(index), index.folder / FILE
     excluded = np.union1d(read_exclusion(index), np.asarray(samples, np.int64))
     if len(excluded) == index.num_samples:
@@ -488,10 +453,7 @@ def write_exclusion(index: Index, samples: Sequence[int], *, reason: str) -> int
 
 
 def _digests(index: Index, samples: np.ndarray) -> dict[str, str]:
-    """Return digests that tie a list to its shards.
-
-    `shards` is over the digests of all shards in their order, `rows` over the samples' byte offsets.
-    """
+    """Return digests that tie a list to its shards and to its samples' byte offsets."""
     shards = json.dumps([[shard.sha256, shard.num_samples] for shard in index.shards])
     rows = index.rows[samples]
     offsets = [samples, *(rows[name].astype(np.int64) for name in ("header", "data", "size"))]

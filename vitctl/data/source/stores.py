@@ -1,7 +1,4 @@
-"""Where samples are stored: in shards, read by offset; in image files; or nowhere, as generated noise.
-
-See `views.Source`. An index is read once per process.
-"""
+"""Stores of samples: shards, read by offset; image files; or generated noise. See `views.Source`."""
 
 import bisect
 import errno
@@ -34,16 +31,12 @@ from vitctl.system.remote import is_remote, read_file, read_ranges
 
 _RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _MAX_INDEXES = 16
-_TOGETHER_BYTES = 256 * 2**20  # of images that are fetched at the same time
-_LARGE_BYTES = 32 * 2**20  # of a shard for which the first batch does not wait
+_TOGETHER_BYTES = 256 * 2**20  # of images fetched concurrently
+_LARGE_BYTES = 32 * 2**20  # size of a shard that the first batch does not wait for
 
 
 def open_index(folder: Path, base: str = "") -> Index:
-    """Return the index of a split, see `read_index`. It is read again only if one of its files has changed.
-
-    Raises:
-        DataError: as `read_index`.
-    """
+    """Return the index of a split, see `read_index`; it is read again only if a file has changed."""
     state = [file_state(folder / name) for name in (INDEX_FILE, SAMPLES, LABELS)]
     index = _read_once(folder, base, *state)
     if not base and size_problems(folder, index.shards):
@@ -57,7 +50,7 @@ def _read_once(folder: Path, base: str, *_state: tuple[int, ...]) -> Index:
 
 
 def array_digest(text: str, samples: Rows) -> str:
-    """Return the SHA-256 of a text and of the numbers of samples after it, in hex."""
+    """Return the SHA-256 of a text followed by sample numbers, in hex."""
     digest = hashlib.sha256(text.encode())
     for begin in range(0, len(samples), CHUNK):
         digest.update(np.ascontiguousarray(samples[begin : begin + CHUNK], "<i8").data)
@@ -71,8 +64,7 @@ class ShardSource:
     shared between threads and used after a fork; pickling it sends the folder, never a descriptor.
 
     Args:
-        index: of the split.
-        cache: stores remote shards as whole files; None reads single images by byte range.
+        cache: stores complete remote shards; None reads single images by byte range.
     """
 
     def __init__(self, index: Index, cache: ShardCache | None = None) -> None:
@@ -121,11 +113,9 @@ class ShardSource:
         return self._pread(sample, int(row["header"]) + int(row["data"]), int(row["size"]))
 
     def read_together(self, samples: Sequence[int], *, at_once: bool = False) -> dict[int, bytes]:
-        """Read those of some images that take a request each, all at the same time.
+        """Read concurrently those of some images that take a request each: remote images without a cache.
 
-        Args:
-            samples: to read, if they are remote and there is no cache.
-            at_once: also those in large shards that are not in the cache yet, instead of waiting for these.
+        `at_once` adds images in large shards that are not in the cache yet, instead of waiting for these.
         """
         places, held = {}, 0
         for sample in samples if self.index.is_remote and (at_once or self.cache is None) else ():
@@ -149,9 +139,7 @@ class ShardSource:
         return found
 
     def fetch_ahead(self, samples: np.ndarray) -> None:
-        """Fetch the remote shards of some samples into the cache, except those that are there or that another
-        process fetches.
-        """
+        """Fetch the remote shards of some samples into the cache, unless they are there or being fetched."""
         for number in self.shards_of(samples):
             shard, address = self.index.shards[number], self.index.address(number)
             if self.cache is not None and is_remote(address) and not self.cache.holds(shard.sha256):
@@ -176,10 +164,10 @@ class ShardSource:
         if self._reads_ranges and is_remote(address):
             return read_ranges([(address, offset, offset + size)])[0]
         try:
-            shard = self._open(number)  # referenced during the read: another thread may evict it
+            shard = self._open(number)  # kept alive during the read: another thread may evict it
             data = os.pread(shard.descriptor, size, offset)
         except OSError as error:
-            if error.errno in _RESOURCE_ERRORS:  # a problem of the machine, not of the sample
+            if error.errno in _RESOURCE_ERRORS:  # the machine's problem, not the sample's
                 raise DataError(str(explained(error))) from None
             raise BadSample("unreadable", f"{address}: {error.strerror}") from None
         if len(data) < size:
@@ -230,12 +218,12 @@ def _reopen(folder: Path, base: str, digest: str, cache: ShardCache | None) -> S
 
 
 class ImageFiles:
-    """Image files without labels, read when they are needed.
+    """Image files without labels, read on demand.
 
     Args:
         names: paths, and addresses of single images (https, hf, s3, gs).
-        classes: the class of each by the tree it was found in, "" if the tree does not tell; None: it was
-            named by itself.
+        classes: class of each by the tree that holds it, "" if the tree does not tell; None if it was given
+            individually.
     """
 
     class_names: tuple[str, ...] = ()
@@ -258,13 +246,13 @@ class ImageFiles:
         return np.full(len(self) if samples is None else len(samples), -1, np.int64)
 
     def key(self, sample: int) -> str:
-        """Return the path or address as it was given."""
+        """Return the path or address as given."""
         return self.names[sample]
 
     location = key
 
     def read(self, sample: int) -> bytes:
-        """Return the encoded image. Raises `BadSample` with the reason if it cannot be read."""
+        """Return the encoded image. Raises `BadSample` if it cannot be read."""
         name = self.names[sample]
         try:
             if is_remote(name):
@@ -280,14 +268,9 @@ class ImageFiles:
 
 @dataclass(frozen=True)
 class SyntheticSource:
-    """Generated images of coloured noise, for smoke tests and benchmarks.
+    """Generated JPEGs of coloured noise, for smoke tests and benchmarks; `image_size` is in pixels.
 
-    The tint of an image depends on its class, so that a model can learn it. Labels cycle through the classes.
-
-    Args:
-        num_samples: samples in the set.
-        num_classes: classes in the set.
-        image_size: height and width of each JPEG, in pixels.
+    The tint of an image shows its class, so that a model can learn it.
     """
 
     num_samples: int
@@ -306,19 +289,15 @@ class SyntheticSource:
         return hashlib.sha256(repr(self).encode()).hexdigest()
 
     def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
-        """Return the labels of the given samples, or of all: int64."""
         return np.asarray(np.arange(len(self)) if samples is None else samples, np.int64) % self.num_classes
 
     def key(self, sample: int) -> str:
-        """Return the number of the sample, as text."""
         return str(sample)
 
     def location(self, sample: int) -> str:
-        """Return a description of the sample, for messages."""
         return f"synthetic sample {sample}"
 
     def read(self, sample: int) -> bytes:
-        """Return a JPEG, computed from the sample number."""
         tint = np.random.default_rng((0, sample % self.num_classes)).uniform(64, 192, 3)
         noise = np.random.default_rng((1, sample)).normal(0, 40, (16, 16, 3))
         pixels = np.clip(tint + noise, 0, 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Uneven classes: a weight for each class in the loss, or a balanced draw of the classes."""
+"""Uneven classes: a weight for each class in the loss, or balanced sampling of the classes."""
 
 import math
 from collections.abc import Mapping
@@ -17,12 +17,11 @@ _MOST_SHOWN, _CHUNK = 12, 2**20
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """What a training does about uneven classes.
+    """The correction of uneven classes in a training.
 
     Args:
         key: of the recipe: "loss.class_weights" or "data.sampling".
-        name: value of the key; "table" of a table.
-        class_names: in label order.
+        name: value of the key; "table" for a table.
         counts: training images of each class, int64 `[K]`.
         factors: float64 `[K]`: weights, or how often each image of a class is drawn in an epoch. Their mean
             over the training images is 1.
@@ -36,7 +35,7 @@ class Correction:
 
     @property
     def note(self) -> str:
-        """Return one line for plan and log: images of each class x factor, the smallest class first."""
+        """One line for plan and log: images of each class x factor, the smallest class first."""
         order = np.argsort(self.counts, kind="stable").tolist()
         rows = [f"{self.class_names[c]} {self.counts[c]:,} x {self.factors[c]:.3g}" for c in order]
         if len(rows) > _MOST_SHOWN:
@@ -46,7 +45,6 @@ class Correction:
 
     @property
     def used(self) -> dict[str, Any]:
-        """Return the provenance."""
         ends = {"smallest": int(self.counts.argmin()), "largest": int(self.counts.argmax())}
         factor = "weight" if self.key == "loss.class_weights" else "draws_per_epoch"
         rows = {
@@ -61,16 +59,11 @@ class Correction:
 
 
 def correction(weights: ClassWeights, sampling: str, source: Source) -> Correction:
-    """Return what a training on `source` does about uneven classes.
+    """Return the correction of uneven classes for a training on `source`.
 
-    balanced: n / (K n_c) for class c with n_c of the n images of K classes, as scikit-learn's
-    compute_class_weight; also the draws of each image in an epoch with balanced sampling. sqrt: the square
-    root of it, and table: the given numbers, 1 for other classes, both scaled to a mean of 1 over the images.
-
-    Args:
-        weights: loss.class_weights; "none" where the next is "balanced".
-        sampling: data.sampling.
-        source: training images.
+    balanced: n / (K n_c) for class c with n_c of the n images of K classes, as in scikit-learn's
+    compute_class_weight; also the draws of each image in an epoch with balanced sampling. sqrt: its square
+    root, and table: the given numbers, 1 for other classes, both scaled to a mean of 1 over the images.
 
     Raises:
         RecipeError: images may have several labels, a class has no image, or the table has an unknown class.

@@ -1,6 +1,4 @@
-"""Verification of the shards and large tables of a run against the digests in their index, in the background,
-each file once.
-"""
+"""Verify a run's shards and large tables against their index's digests, in the background, once each."""
 
 import json
 import os
@@ -27,9 +25,9 @@ from vitctl.system.remote import is_remote
 FOLDER = "verified"
 DataVerified = Literal[
     "whole", "part", "none", "damaged"
-]  # how much of the bytes behind a result match their digests
+]  # how much of the data behind a result matches its digests
 _RECORDED = ("path", "sha256", "inode", "mtime_ns", "ctime_ns", "problem")
-_POLL_SECONDS = 2.0  # every look asks for the state of every file
+_POLL_SECONDS = 2.0  # every poll asks for the state of every file
 _CHANGED = "changed while it was in use"
 _REMOVED = " (a copy in the cache; it was removed and is fetched again)"
 
@@ -46,11 +44,9 @@ class _File(NamedTuple):
     is_cached: bool = False
 
     def state(self) -> tuple[int, ...]:
-        """Return what changes with the content of the file; () if it is missing."""
         return file_state(self.path)[: 2 if self.is_cached else 3]
 
     def recorded_state(self, record: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the state of the file in a record."""
         return (record["inode"], record["mtime_ns"], *(() if self.is_cached else (record["ctime_ns"],)))
 
 
@@ -59,12 +55,12 @@ class Verified:
     """The state of a verification.
 
     Args:
-        share: fraction of the bytes that are verified, 0 to 1. Remote shards count when they are cached as
-            whole files: the cache verifies what it fetches, and files cached before are read like local
+        share: fraction of the bytes that are verified, 0 to 1. Remote shards count if they are cached as
+            complete files: the cache verifies what it fetches, and earlier cached files are read like local
             shards. Read image by image, they do not count.
         damaged: "path: problem" of every damaged shard, and of every shard that changed while it was in use.
         num_unread: shards on this machine that are not verified yet.
-        damaged_before: "path: problem" of shards that an earlier start of the run found damaged, and that are
+        damaged_before: "path: problem" of shards that were damaged in an earlier start of the run, and are
             intact now.
     """
 
@@ -75,7 +71,7 @@ class Verified:
 
     @property
     def state(self) -> DataVerified:
-        """The state in one word: "damaged" also where only some of the bytes are."""
+        """The state in one word: "damaged" also if only some of the bytes are."""
         if self.damaged:
             return "damaged"
         return "whole" if self.share == 1 else "part" if self.share else "none"
@@ -84,12 +80,10 @@ class Verified:
 class Verification:
     """Verifies the shards of some sources against their digests, in background processes.
 
-    Results are stored in RUN/verified/, so that a resumed run continues; a file that changed since is read
-    again.
+    Results are stored in RUN/verified/, so that a resumed run continues; a file that changed is read again.
 
     Args:
-        sources: whose shards are verified, in this order; sources without shards are ignored.
-        folder: of the run, shared by all its processes.
+        sources: their shards are verified in this order; sources without shards are ignored.
         part, num_parts: number of this process, and of processes that share the work.
     """
 
@@ -118,27 +112,25 @@ class Verification:
             open_regular(records, error=DataError).close()
         # Run by path, so that sys.path stays unchanged.
         command = [sys.executable, "-I", hashing.__file__, str(records), str(os.getpid())]
-        with blocked_signals():  # which stay blocked in it: the job stops it
+        with blocked_signals():  # they stay blocked in the child: the job stops it
             process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:
             process.stdin.writelines(json.dumps(file) + "\n" for file in todo)
         self._processes.append(process)
-        weakref.finalize(self, _end, process, os.getpid())  # also when the job fails: no process is left
+        weakref.finalize(self, _end, process, os.getpid())  # leaves no process, even if the job fails
 
     def wait(self, *sources: Source) -> None:
-        """Wait until the shards of some sources (all without any) are verified, or this process is done with
-        its part.
-        """
+        """Wait until the shards of some sources (default: all) are verified, or this process is done."""
         for process in self._processes:
             while process.poll() is None and self.found(*sources).num_unread:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_SECONDS)
 
     def complete(self, *sources: Source) -> None:
-        """Verify here what no process recorded: the disk was full, or the folder was removed.
+        """Verify here what no process recorded, because the disk was full or the folder removed.
 
-        Call it after all have waited.
+        Call it after all processes have waited.
         """
         files, _ = _files(sources or self._sources)
         known = self._known(files)
@@ -147,11 +139,7 @@ class Verification:
                 self._here.append(hashing.hash_file(*file[:3]))
 
     def finish(self, seconds: float | None) -> None:
-        """Wait until the part of this process is done, then stop.
-
-        Args:
-            seconds: timeout; None for no timeout.
-        """
+        """Wait until this process's part is done, then stop; `seconds` is the timeout, None for no limit."""
         end = None if seconds is None else time.monotonic() + seconds
         while self._processes:
             process = self._processes.pop()
@@ -162,11 +150,7 @@ class Verification:
                 process.wait()
 
     def found(self, *sources: Source) -> Verified:
-        """Return the results of all parts so far.
-
-        Args:
-            sources: whose shards are counted, among those that were added; without any, all of them.
-        """
+        """Return the results of all parts so far, for some of the added sources (default: all)."""
         files, unread = _files(sources or self._sources)
         known = self._known(files)
         good = sum(file.num_bytes for file in files if known.get(file.path) == "")
@@ -202,15 +186,14 @@ class Verification:
                 return str(record["problem"])
         first, now = self._first[file.path], file.state()
         if file.is_cached and not first:
-            return ""  # fetched since, and verified by the cache
-        was_evicted = file.is_cached and now[:1] != first[:1]  # and perhaps fetched again, which verifies it
+            return ""  # fetched later, and verified by the cache
+        was_evicted = file.is_cached and now[:1] != first[:1]  # and possibly fetched again, which verifies it
         if first != now and not was_evicted:
             return _CHANGED
         verified = [str(record["problem"]) for record in records if file.recorded_state(record) == first]
         return verified[-1] if verified else None
 
     def _records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records of this process and those in the folder."""
         yield from self._here
         for path in sorted(self._folder.glob("*.jsonl")):
             try:
@@ -225,9 +208,7 @@ class Verification:
 
 
 def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
-    """Local shards, large tables and cached shards, each once; and the total size of shards that cannot be
-    verified.
-    """
+    """Return local shards, large tables and cached shards, each once, and the size of unverifiable shards."""
     files: dict[str, _File] = {}
     unread: dict[str, int] = {}
     for split, used in chain.from_iterable(map(used_shards, sources)):

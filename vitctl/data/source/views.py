@@ -1,4 +1,4 @@
-"""Data sets as their users see them: numbered samples, in shards or not, and every view of them.
+"""Data sets as numbered samples, in shards or not, and views of them.
 
 `Source` is the interface through which loaders, evaluation and few-shot read. A `View` is some samples of
 one or more sources in a given order: subsets, classes, concatenations and split expressions are all views.
@@ -39,9 +39,9 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
-        """Labels of the given samples, or of all: int64 `[n]`, -1 for none.
+        """Return the labels of the given samples, or of all: int64 `[n]`, -1 for none.
 
-        Where samples may have several: int64 `[n, L]`, padded with -1; a row of -1 for none.
+        If samples may have several: int64 `[n, L]`, padded with -1; a row of -1 for none.
         """
 
     def key(self, sample: int) -> str:
@@ -51,7 +51,7 @@ class Source(Protocol):
         """Return the path or URL of a sample, for messages."""
 
     def read(self, sample: int) -> bytes:
-        """Return the encoded image. Raises `BadSample` when it cannot be read."""
+        """Return the encoded image. Raises `BadSample` if it cannot be read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +59,9 @@ class View:
     """Samples of one or more sources, in a given order; made by the functions below.
 
     Args:
-        stores: sources that hold the samples; some may be views.
-        class_names: in label order.
-        digest: hex digest of the samples and their order.
         rows: position of each sample in the concatenation of all stores, int64 `[n]` or computed; None: all,
             in order.
-        new_labels: labels that replace those of the stores, `[n]` or `[n, L]`.
+        new_labels: replacements for the labels of the stores, `[n]` or `[n, L]`.
     """
 
     stores: tuple[Source, ...]
@@ -82,7 +79,6 @@ class View:
         return self._ends[-1] if self.rows is None else len(self.rows)
 
     def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
-        """Return the labels of the given samples, or of all; see `Source`."""
         if self.new_labels is not None:
             return self.new_labels[slice(None) if samples is None else samples].copy()
         width = max(store.labels(np.zeros(0, np.int64)).shape[1:] for store in self.stores)
@@ -92,17 +88,14 @@ class View:
         return labels
 
     def key(self, sample: int) -> str:
-        """Return the key of the sample in its store."""
         store, row = self._one(sample)
         return store.key(row)
 
     def location(self, sample: int) -> str:
-        """Return the path or URL of the sample."""
         store, row = self._one(sample)
         return store.location(row)
 
     def read(self, sample: int) -> bytes:
-        """Return the encoded image."""
         store, row = self._one(sample)
         return store.read(row)
 
@@ -112,7 +105,7 @@ class View:
         """Yield each store that holds some of the given samples, or of all.
 
         Yields:
-            the store; the samples' rows in it, None for all in order; their places among those given.
+            the store; the samples' rows in it, None for all in order; their indices among those given.
         """
         rows = None if self.rows is None else self.rows[slice(None) if samples is None else samples]
         if samples is not None and rows is None:
@@ -146,21 +139,12 @@ class View:
 
 
 def subset(source: Source, rows: Rows) -> View:
-    """Select samples of a source.
-
-    Args:
-        source: to select from.
-        rows: numbers of samples, int64 `[n]` or computed, in the order of the subset.
-    """
+    """Select samples by number, int64 `[n]` or computed, in that order."""
     return View((source,), source.class_names, array_digest(f"subset {source.digest} ", rows), rows)
 
 
 def concat(sources: Sequence[Source]) -> View:
-    """Concatenate sources with the same classes.
-
-    Raises:
-        DataError: they have different classes.
-    """
+    """Concatenate sources. Raises DataError if their class names differ."""
     for other in sources:
         if other.class_names != sources[0].class_names:
             raise DataError(
@@ -172,12 +156,7 @@ def concat(sources: Sequence[Source]) -> View:
 
 
 def random_subset(source: Source, num_samples: int, seed: int) -> Source:
-    """Select samples at random, in storage order. With one seed, smaller subsets lie within larger ones.
-
-    Args:
-        source: to select from.
-        num_samples: 1 to `len(source)`.
-        seed: of the random selection.
+    """Select samples at random, in storage order. With the same seed, larger subsets contain smaller ones.
 
     Raises:
         DataError: `num_samples` is out of range.
@@ -194,8 +173,7 @@ def random_subset(source: Source, num_samples: int, seed: int) -> Source:
 def of_classes(source: Source, names: tuple[str, ...]) -> View:
     """Select the samples of some classes, in storage order; labels are numbered in the order of `names`.
 
-    Raises:
-        DataError: a class is unknown, named twice or has no sample, or a label is out of range.
+    Raises DataError if a class is unknown, named twice or empty, or a label is out of range.
     """
     known = {name: label for label, name in enumerate(source.class_names)}
     as_given, names = names, tuple(map(same_name, names))
@@ -205,7 +183,7 @@ def of_classes(source: Source, names: tuple[str, ...]) -> View:
         if names.count(name) > 1:
             raise DataError(f"class {name!r} is named twice")
     check_labels(source, "data.classes", "pixels")
-    new = np.full(len(known) + 1, -1, np.int64)  # the last is for samples without a label, -1
+    new = np.full(len(known) + 1, -1, np.int64)  # the last entry is for label -1
     new[[known[name] for name in names]] = np.arange(len(names))
     labels = new[source.labels()]
     rows = np.flatnonzero(has_label(labels))
@@ -221,37 +199,27 @@ def of_classes(source: Source, names: tuple[str, ...]) -> View:
 
 
 def numbered_as(source: Source, class_names: Sequence[str]) -> Source:
-    """Number the labels of a source by other class names, if these include all of the source's own."""
+    """Number the labels of a source by other class names, if these include all of the source's names."""
     numbers = {name: number for number, name in enumerate(class_names)}
     if tuple(class_names) == tuple(source.class_names) or not numbers.keys() >= {*source.class_names}:
         return source
-    new = np.array([*(numbers[name] for name in source.class_names), -1])  # the last is for no label, -1
+    new = np.array([*(numbers[name] for name in source.class_names), -1])  # the last entry is for label -1
     return View((source,), tuple(class_names), source.digest, new_labels=new[source.labels()])
 
 
 def no_class(name: str, known: Iterable[str]) -> DataError:
-    """Return the error for an unknown class name."""
     hint = did_you_mean(nearest(name, known)) or f"known: {', '.join(list(known)[:5])} ..."
     return DataError(f"there is no class {name!r}", fix=hint)
 
 
 def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -> None:
-    """Refuse a source whose labels are not valid for the job.
+    """Refuse a source whose labels are not valid for the job, with the number of bad images and the first.
 
-    Labels are read in chunks to save memory, and not at all where the counts in the index rule out an
-    error. A label of no class, see `wrong_labels`, means that the index is damaged, and is refused for
-    every use. An image without a label is refused in `training` and `scoring`; where images may have
-    several labels, scoring skips those without any. `draws` (few-shot) never take such images, `pixels`
-    (masked patch prediction) need no labels.
-
-    Args:
-        source: an opened split.
-        name: of the split, for messages.
-        use: what the job needs the images for.
-        single: refuse sources whose images may have several labels.
-
-    Raises:
-        DataError: one line with the number of such images and the first of them.
+    Labels are read in chunks to save memory, and not at all if the counts in the index rule out an error. A
+    label outside the classes, see `wrong_labels`, means that the index is damaged, and is refused for every
+    use. An image without a label is refused in `training` and `scoring`, except that scoring skips it if
+    images may have several labels. `draws` (few-shot) never take such images, `pixels` (masked patch
+    prediction) need no labels. `single` refuses sources whose images may have several labels.
     """
     num_classes, width = len(source.class_names), source.labels(np.zeros(0, np.int64)).shape[1:]
     if single and width:
@@ -287,9 +255,7 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
 
 
 def _are_counted(source: Source, num_classes: int, all_needed: bool) -> bool:
-    """Return whether the indexes behind a source say that all its labels are valid, and none is missing if
-    all are needed.
-    """
+    """Return whether the indexes behind a source show that its labels are valid, and all there if needed."""
     if isinstance(source, View):
         stores = (_are_counted(store, num_classes, all_needed) for store in source.stores)
         return source.new_labels is None and all(stores)
@@ -299,7 +265,6 @@ def _are_counted(source: Source, num_classes: int, all_needed: bool) -> bool:
 
 
 def unlabelled_samples(source: Source) -> np.ndarray:
-    """Return the numbers of the samples whose label is -1."""
     return np.flatnonzero(~has_label(source.labels()))
 
 
@@ -310,7 +275,7 @@ def unlabelled_note(source: Source) -> str:
 
 
 def class_zero_note(source: Source) -> str:
-    """Return a line if classes are called by their numbers and no image is of class 0; "" otherwise."""
+    """Return a line if class names are numbers and no image has class 0; "" otherwise."""
     if tuple(source.class_names[:2]) != ("0", "1"):
         return ""
     for begin in range(0, len(source), CHUNK):
@@ -348,15 +313,12 @@ def sample_key(source: Source, sample: int) -> str:
 def stored(
     source: Source, samples: np.ndarray | None = None, here: np.ndarray | None = None
 ) -> Iterator[tuple[Source, np.ndarray | None, np.ndarray | None]]:
-    """Yield the sources behind some samples of a source, or all, that are not views.
+    """Yield the sources that are not views behind some samples of a source, or all.
 
-    Args:
-        source: of the samples.
-        samples: their numbers; None for all.
-        here: the caller's number of each of them; None: not needed.
+    `here` are the caller's numbers for the samples.
 
     Yields:
-        the source, the samples' numbers there (None for all), and those of `here`.
+        the source, the samples' numbers there (None for all), and the matching part of `here`.
     """
     if not isinstance(source, View):
         yield source, samples, here
@@ -366,12 +328,11 @@ def stored(
 
 
 def is_remote(source: Source) -> bool:
-    """Return whether some images of a source are on a server."""
     return any(split.index.is_remote for split in split_sources(source))
 
 
 def read_together(source: Source, samples: np.ndarray, *, at_once: bool = False) -> dict[int, bytes]:
-    """Return those of some encoded images that take a request each; see `ShardSource.read_together`."""
+    """Return the encoded images that take a request each, by number; see `ShardSource.read_together`."""
     found: dict[int, bytes] = {}
     for store, rows, here in stored(source, samples, samples):
         if isinstance(store, ShardSource) and rows is not None and here is not None:
@@ -389,7 +350,7 @@ def fetch_ahead(source: Source, samples: np.ndarray) -> None:
 
 
 def split_sources(source: Source) -> tuple[ShardSource, ...]:
-    """Return the indexed splits behind a source, in order; empty when it is not stored in shards."""
+    """Return the indexed splits behind a source, in order; empty if it is not stored in shards."""
     if isinstance(source, View):
         return tuple(split for store in source.stores for split in split_sources(store))
     return (source,) if isinstance(source, ShardSource) else ()
@@ -420,20 +381,17 @@ def used_shards(source: Source) -> Iterator[tuple[ShardSource, np.ndarray]]:
 
 
 def source_texts(source: Source) -> tuple[str, ...]:
-    """Return the provenance recorded in the index of each split behind a source, each text once.
-
-    It also says whether a copy is partial or re-encoded.
-    """
+    """Return the distinct provenance texts in a source's indexes, which also mark partial copies."""
     return tuple(dict.fromkeys(split.index.source for split in split_sources(source)))
 
 
 def source_text(source: Source) -> str:
-    """Return the provenance of a source in one line; empty where unknown."""
+    """Return the provenance of a source in one line; empty if unknown."""
     return "; ".join(filter(None, source_texts(source)))
 
 
 def _rows_by_store(source: Source) -> dict[str, np.ndarray]:
-    """Return the rows of a source's samples in each store, by the digest of the store."""
+    """Map the digest of each store to the rows of a source's samples in it."""
     found: dict[str, list[np.ndarray]] = {}
     for store, rows, _ in stored(source):
         found.setdefault(store.digest, []).append(np.arange(len(store)) if rows is None else rows)
@@ -441,7 +399,7 @@ def _rows_by_store(source: Source) -> dict[str, np.ndarray]:
 
 
 def shared_samples(one: Source, other: Source) -> int:
-    """Return how many samples of the stores are in both sources."""
+    """Count the samples of the stores that are in both sources."""
     theirs = _rows_by_store(other)
     own = _rows_by_store(one)
     return sum(len(np.intersect1d(rows, theirs.get(digest, []))) for digest, rows in own.items())

@@ -27,10 +27,10 @@ class Item:
     """One original image.
 
     Args:
-        key: its name, unique in the split; any text.
+        key: name, unique in the split; any text.
         label: class number, -1 for none; or several class numbers, in a split whose images may have several.
-        read: gives the encoded image, which is stored as it is.
-        size: bytes of it; None when only `read` can tell.
+        read: returns the encoded image, which is stored unchanged.
+        size: of the encoded image in bytes; None if only `read` can tell.
     """
 
     key: str
@@ -40,10 +40,7 @@ class Item:
 
 
 def read_item(item: Item) -> bytes:
-    """Return the encoded image of an item.
-
-    Raises DataError when what it is made from is damaged, whatever it is made from.
-    """
+    """Return the encoded image of an item. Raises DataError if its original is damaged, in any format."""
     with parsing(item.key, DataError, "cannot be read"):
         return item.read()
 
@@ -57,16 +54,14 @@ class LeftOut:
 
 
 class Doubt(NamedTuple):
-    """A line about classes with what to do about it, and the options of `data shards` that do so without
-    further work.
-    """
+    """A line about classes with a fix, and the options of `data shards` that settle it right away."""
 
     text: str
     options: tuple[str, ...]
 
 
 def keep_doubt(name: str, text: str) -> Doubt:
-    """Return a doubt that --keep-class NAME ends."""
+    """Return a doubt that --keep-class NAME settles."""
     options = ("--keep-class", name)
     return Doubt(f"{text} type {shlex.join(options)}", options)
 
@@ -76,15 +71,10 @@ class Originals:
     """One split before it is written.
 
     Args:
-        items: its images.
-        class_names: in label order.
-        source: where they come from, in words.
-        is_user_data: files and classes are as a user arranged them, and are looked at before they are
-            written; see `check_originals`.
-        left_out: files that its reader left out.
-        empty_classes: class folders without an image.
-        prefix: what stands before the keys of the items in the names of the source, such as `val/`.
-        doubts: of its reader, about the arrangement of the classes; keeping or dropping the class ends one.
+        is_user_data: files and classes are as a user arranged them, and are checked before they are written;
+            see `check_originals`.
+        prefix: precedes the item keys in the names of the source, such as `val/`.
+        doubts: of its reader, about the classes; keeping or dropping the class settles one.
     """
 
     items: Sequence[Item]
@@ -99,11 +89,11 @@ class Originals:
 
 Bad = Literal["stop", "skip", "keep"]
 REPORT = "intake.csv"
-RECORD = "photographs.json"  # in the folder of shards of photographs, written last: what they were made of
+RECORD = "photographs.json"  # in the folder of shards made of photos, written last: their sources
 _IMAGES_PER_TASK = 64
-# What stands for a missing label, in numbers and in the tables of other programs.
+# Marks of a missing label, in numbers and in other programs' tables.
 NO_LABEL = ("-1", "nan", "na", "n/a", "#n/a", "<na>", "nil", "none", "null", "?", "unlabeled", "unlabelled")
-_FEW_CLASSES = 10  # that a command names one by one
+_FEW_CLASSES = 10  # listed one by one in a command
 _HEIC = "heic"
 _HEIC_NAMES = (".heic", ".heif", ".hif")
 
@@ -113,12 +103,9 @@ class Intake:
     """The result of checking a source.
 
     Args:
-        splits: to be written.
-        left_out: files that are not, with reasons, system files among them; named as the source names them.
-        bad: images that cannot be used; among `left_out` too where they are skipped.
-        converted: names of the images that are stored in another format.
+        left_out: other files, system files included, with reasons; named as in the source.
+        bad: unusable images; also in `left_out` if they are skipped.
         doubts: about classes; nothing should be written while there are any.
-        notes: on images that look the same, see `pixel_notes`.
     """
 
     splits: Mapping[str, Originals]
@@ -129,11 +116,11 @@ class Intake:
     notes: tuple[str, ...] = ()
 
     def counts(self) -> list[tuple[str, int]]:
-        """Count the files that were left out by kind of reason, most first."""
+        """Count the left-out files by kind of reason, most first."""
         return Counter(one.reason.partition(":")[0] for one in self.left_out).most_common()
 
     def write(self, path: Path) -> None:
-        """Write the whole list as a table: file, what became of it, why."""
+        """Write the complete list as a table: file, what became of it, why."""
         path.parent.mkdir(parents=True, exist_ok=True)
         listed = {one.name for one in self.left_out}
         rows = [
@@ -146,16 +133,13 @@ class Intake:
 
 
 class _Split(NamedTuple):
-    """A split with the finding for each image: "" if it can be used as it is, `heic`, or what is wrong; and
-    with the digest of its pixels, empty where they were not decoded.
-    """
+    """A split, with each image's finding ("" if usable, `heic`, or the problem) and pixel digest or b""."""
 
     originals: Originals
     findings: list[str]
     digests: list[bytes]
 
     def notes(self) -> list[str]:
-        """Return lines about images that look the same."""
         items, prefix, names = self.originals.items, self.originals.prefix, self.originals.class_names
 
         def label(number: int) -> str:
@@ -186,16 +170,11 @@ def check_originals(
     workers: int = 0,
     done: Done = lambda _: None,
 ) -> Intake:
-    """Check every image and every class of a user's own data set; known data sets are not checked.
+    """Check every image and every class of a user's data set; known data sets are not checked.
 
     Args:
-        splits: as a reader found them.
-        bad: what becomes of images that cannot be decoded: `stop` and `skip` list them; `keep` looks at none
-            of them, for sets so large that decoding each image once is too slow.
-        drop: classes to leave out.
-        keep: classes to take although there is a doubt about them.
-        workers: processes that decode; 0: this one.
-        done: called with how many images were decoded since the last call.
+        bad: treatment of images that cannot be decoded: `stop` and `skip` list them; `keep` checks no image,
+            for sets so large that decoding each image once is too slow.
 
     Raises:
         DataError: a class to drop or to keep does not exist, or images with several labels would lose one.
@@ -222,8 +201,9 @@ def check_originals(
 
 
 def check_image(data: bytes) -> tuple[str, bytes]:
-    """Decode an image. Return "" if training can read it, `heic` if it is converted, else what is wrong; and
-    the digest of its pixels, empty if there are none.
+    """Decode an image, and return its finding and the digest of its pixels, empty if there are none.
+
+    The finding is "" if training can read the image, `heic` if it will be converted, else the problem.
     """
     if not data:
         return "empty file", b""
@@ -261,9 +241,9 @@ def _is_bad(found: str) -> bool:
 def _sorted_out(
     split: _Split, drop: set[str], converted: list[str]
 ) -> tuple[Originals, list[LeftOut], list[LeftOut]]:
-    """Return what is to be written, bad images, and images of dropped classes.
+    """Return the split to write, bad images, and images of dropped classes; renumbers labels.
 
-    HEIC images are stored as JPEG, and their names are added to `converted`. Labels are numbered again.
+    The names of HEIC images, which become JPEG, are added to `converted`.
     """
     originals = split.originals
     kept = [name for name in originals.class_names if name not in drop]
@@ -392,9 +372,7 @@ def _without_images(names: Sequence[str], num_classes: int, option: str) -> Doub
 
 
 def _twins(names: Sequence[str], keep: set[str]) -> list[Doubt]:
-    """Return a doubt for each group of class names that differ only in case, blanks, - or _, invisible
-    characters or zeros in front.
-    """
+    """Return a doubt for each group of class names that differ only in case, blanks or leading zeros."""
     groups: dict[str, list[str]] = {}
     for name in names:
         seen = "".join(one for one in name if unicodedata.category(one) != "Cf")

@@ -1,4 +1,4 @@
-"""Writes a split as shards: images unchanged, shuffled once; the shards are reproducible byte for byte."""
+"""Write a split as shards: images unchanged, shuffled once; the shards are reproducible byte for byte."""
 
 import hashlib
 import json
@@ -50,29 +50,22 @@ def write_split(
 ) -> Index:
     """Write items as WebDataset shards with an index. The folder is written atomically.
 
-    Each shard tells its class names, see `ShardWriter`. The extension of a member follows the bytes of the
-    image, not its old name, so that a PNG called `.jpg` is stored untouched as `.png`. The same items and
-    seed give the same bytes, whatever the number of processes, and do not depend on interruptions: writing
-    resumes after the shards that are finished in `.OUT.partial`. A split that is there already with the same
-    images is left as it is.
+    Each shard embeds its class names, see `ShardWriter`. A member's extension follows the image's bytes, not
+    its old name, so that a PNG called `.jpg` is stored unchanged as `.png`. The same items and seed give the
+    same bytes, whatever the number of processes, and despite interruptions: writing resumes after the shards
+    that are finished in `.OUT.partial`. An existing split with the same images is left unchanged.
 
     Args:
-        items: the split; shuffled by `seed` on the way.
         out: the split folder, which must not exist yet, or be what would be written.
-        class_names: in label order.
-        seed: of the shuffle.
-        source_text: where the images came from, in words; kept in the index.
-        max_bytes: close a shard before it grows beyond this; the bytes of the originals count.
-        max_samples: close a shard at this many samples.
-        workers: processes that write different shards; 0: this one writes them all.
-        reencode: makes JPEG files smaller; None leaves every byte alone. Told in the index.
-        progress: called with (images done, images in all). Images of unknown size count twice, they are
+        max_bytes: close a shard before it exceeds this; the bytes of the originals count.
+        reencode: shrinks JPEG files; None keeps every byte. Recorded in the index.
+        progress: called with (images done, images in total). Images of unknown size count twice: they are
             measured first.
-        note: called with a line about what an earlier, unfinished run left, and how many JPEGs changed.
+        note: called with a line about the remains of an unfinished run, and the number of changed JPEGs.
 
     Raises:
-        DataError: `out` is taken or being written, two items share a key, a label has no name, an image is
-            none.
+        DataError: `out` is taken or being written, two items share a key, a label has no name, or an item is
+            not an image.
     """
     _check(items, out, class_names, source_text)
     source = f"{source_text}; {reencode}" if reencode else source_text
@@ -114,11 +107,9 @@ def write_split(
 
 
 def write_originals(originals: Originals, out: Path, split: str, *, seed: int = 0, **how: Any) -> Index:
-    """Write a split of a data set to the folder OUT/SPLIT; the rest as `write_split`.
+    """Write a split to the folder OUT/SPLIT; the rest as `write_split`.
 
-    Raises:
-        DataError: as `write_split`; or the name of the split, which may come from a table, is not a plain
-            folder name.
+    Raises DataError also if the split's name, which may come from a table, is not a plain folder name.
     """
     if split.startswith((".", "-")):
         raise DataError(originals.source, f"the split {split[:100]!r} begins with {split[0]!r}", "rename it")
@@ -133,9 +124,9 @@ class ShardPlan:
     """A shuffle, cut into shards.
 
     Args:
-        order: int64 `[n]`, which item stands at each place.
-        bounds: int64 `[num_shards + 1]`, the place at which each shard begins, and the end.
-        digest: SHA-256 of all that decides what the shards will hold, in hex.
+        order: int64 `[n]`, item number at each position.
+        bounds: int64 `[num_shards + 1]`, the position at which each shard begins, and the end.
+        digest: SHA-256 of everything that determines the shards' content, in hex.
     """
 
     order: np.ndarray
@@ -144,7 +135,6 @@ class ShardPlan:
 
     @property
     def num_shards(self) -> int:
-        """Number of shards."""
         return len(self.bounds) - 1
 
     def items(self, shard: int) -> np.ndarray:
@@ -161,16 +151,7 @@ def plan_shards(
     max_samples: int,
     about: Sequence[object],
 ) -> ShardPlan:
-    """Shuffle a split, and close each shard before it grows too large.
-
-    Args:
-        items: the split.
-        sizes: int64 `[n]`, bytes of each image.
-        seed: of the shuffle.
-        max_bytes: of a shard; an item that is larger gets one of its own.
-        max_samples: of a shard.
-        about: whatever else the content of the shards depends on; goes into the digest.
-    """
+    """Shuffle a split, and close each shard before it grows too large."""
     _, order = Order(len(items), seed).at(np.arange(len(items)))
     label_bytes = np.array([len(label_text(item.label)[1]) for item in items], np.int64)
     ends = np.cumsum((_tar_bytes(sizes) + _tar_bytes(label_bytes))[order])
@@ -187,7 +168,7 @@ def plan_shards(
 
 
 def label_text(label: int | tuple[int, ...]) -> tuple[str, bytes]:
-    """Return extension and content of the member with the labels: one as `cls`, several as `json`."""
+    """Return extension and content of the label member: one label as `cls`, several as `json`."""
     if isinstance(label, tuple):
         return "json", json.dumps({"labels": list(label)}).encode()
     return "cls", str(label).encode()
@@ -200,8 +181,6 @@ def _tar_bytes(sizes: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Job:
-    """Everything a process needs to write any shard of a plan."""
-
     items: Sequence[Item]
     sizes: np.ndarray
     held: dict[int, bytes]
@@ -227,7 +206,7 @@ class _Job:
     def finished_before(
         self, out: Path, class_names: list[str], source: str, note: Callable[[str], None]
     ) -> Index:
-        """Return the existing split if it is what the plan would make."""
+        """Return the existing split if it is what the plan would write."""
         index = read_index(out)
         stored, planned = ShardSource(index), self.plan.order.tolist()
         same = (
@@ -249,7 +228,7 @@ class _Job:
         return pad_labels([label if isinstance(label, tuple) else (label,) for label in labels])
 
     def _write(self, file: IO[bytes], numbers: list[int], done: Done) -> Scan:
-        """Write the samples of one shard. Return what a scan of it would give."""
+        """Write the samples of one shard. Return what a scan of it would return."""
         rows, table = [], self._labels(numbers)
         with ShardWriter(file, self.class_names) as writer:
             for number, first in zip(numbers, table[:, 0].tolist(), strict=True):
@@ -353,7 +332,7 @@ def _measure(items: Sequence[Item], workers: int, done: Done) -> tuple[np.ndarra
     """Return the bytes of every image, int64 `[n]`, and the images read for that, as far as memory allows."""
     sizes = np.array([-1 if item.size is None else item.size for item in items], np.int64)
     unknown = np.flatnonzero(sizes < 0).tolist()
-    room = _HELD_BYTES // max(workers, 1)  # of each process
+    room = _HELD_BYTES // max(workers, 1)  # per process
 
     def measure(place: int) -> tuple[int, bytes | None]:
         nonlocal room
@@ -370,10 +349,10 @@ def _measure(items: Sequence[Item], workers: int, done: Done) -> tuple[np.ndarra
 
 
 def _prepare_folder(aside: Path, plan: ShardPlan, note: Callable[[str], None]) -> None:
-    """Prepare the folder for a plan: keep finished shards of an earlier run of the same plan, or empty it."""
+    """Keep finished shards of an earlier run of the same plan, or empty the folder."""
     file, finished = aside / _PLAN, len(list(aside.glob("shard-*.tar")))
     if file.is_file() and file.read_text() == plan.digest:
-        for left in aside.glob(".*.partial"):  # of a process that was killed
+        for left in aside.glob(".*.partial"):  # left by a killed process
             left.unlink()
         if finished:
             note(f"continuing: {finished} of {plan.num_shards} shards are finished already")

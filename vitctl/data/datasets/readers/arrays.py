@@ -1,6 +1,6 @@
 """Sets that are arrays, pickles or records: SVHN, PatchCamelyon, dSprites, smallNORB, digits, CIFAR, DMLab.
 
-Arrays become PNG, which loses nothing. Images are made when they are read: there may be a million.
+Arrays become lossless PNG. Images are encoded when they are read: there may be a million.
 """
 
 import gzip
@@ -44,7 +44,7 @@ def encode_png(pixels: np.ndarray) -> bytes:
 def row_items(
     labels: np.ndarray, read: Callable[[int], bytes], key: Callable[[int], str] = str
 ) -> list[Item]:
-    """Return an item for each row of an array, made when it is read; keys are row numbers if not given."""
+    """Return a lazy item for each row of an array; keys default to row numbers."""
     return [Item(key(row), label, partial(read, row)) for row, label in enumerate(labels.tolist())]
 
 
@@ -75,10 +75,7 @@ def _svhn_split(path: Path) -> Originals:
 
 
 def read_patch_camelyon(root: Path) -> dict[str, Originals]:
-    """Read the six unpacked `camelyonpatch_level_2_split_*.h5`.
-
-    Keys are `train_0`, `valid_0`, `test_0` ...
-    """
+    """Read the six unpacked `camelyonpatch_level_2_split_*.h5`; keys are `train_0`, `valid_0`, `test_0`."""
     words = {"train": "train", "validation": "valid", "test": "test"}  # in the names of files and keys
     return {split: _camelyon_split(root, word) for split, word in words.items()}
 
@@ -109,8 +106,9 @@ def open_hdf5(path: Path, name: str, process: int) -> Any:  # noqa: ARG001 - one
 DSPRITES_FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 _SPRITE_SIDE = 64
 _SPRITES_AT_ONCE, _MAX_SPRITES = 4096, 737_280
-# Row numbers `[N]` to bins of two of the 32 places across, and of two and a half of the 40 orientations, so
-# of three and two in turn. The factors of a row number are shape, scale, orientation, x, y; y varies fastest.
+# Row numbers `[N]` to bins of two of the 32 horizontal places, and of two and a half of the 40 orientations,
+# so of three and two in turn. The factors of a row number are shape, scale, orientation, x, y; y varies
+# fastest.
 SPRITE_LABELS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "location": lambda rows: rows // 32 % 32 // 2,
     "orientation": lambda rows: rows // 1024 % 40 * 2 // 5,
@@ -118,11 +116,9 @@ SPRITE_LABELS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def read_dsprites(root: Path, task: str) -> dict[str, Originals]:
-    """Read dSprites as one split; keys are row numbers. Needs 0.4 GB of memory, one bit per pixel.
+    """Read dSprites as one split for `location` or `orientation`, each in 16 bins; keys are row numbers.
 
-    Args:
-        root: holds the `.npz` file.
-        task: `location` across, or `orientation`, each in 16 bins.
+    Needs 0.4 GB of memory, one bit per pixel.
     """
     bits = read_sprites(need(root, DSPRITES_FILE))
     names = {"location": "x {} of 16", "orientation": "orientation {} of 16"}[task]
@@ -135,10 +131,7 @@ def read_dsprites(root: Path, task: str) -> dict[str, Originals]:
 
 
 def read_sprites(path: Path) -> np.ndarray:
-    """Return the images, uint8 `[N, 512]`, eight pixels to a byte.
-
-    They are 3 GB unpacked, so pass in pieces.
-    """
+    """Return the images, uint8 `[N, 512]`, eight pixels to a byte; unpacked they would take 3 GB."""
     with (
         parsing(path, DataError, "not the images of dSprites"),
         zipfile.ZipFile(path) as archive,
@@ -170,12 +163,7 @@ _NORB_TYPES: dict[int, np.dtype[Any]] = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54:
 
 
 def read_smallnorb(root: Path, task: str) -> dict[str, Originals]:
-    """Read the pictures of smallNORB's left camera; keys are row numbers.
-
-    Args:
-        root: holds the `dat` and `info` files of both splits, packed or not.
-        task: `azimuth` or `elevation`.
-    """
+    """Read smallNORB's left camera for the task `azimuth` or `elevation`; keys are row numbers."""
     return {split: _norb_split(root, stem, task) for split, stem in NORB_STEMS.items()}
 
 
@@ -194,11 +182,7 @@ def _norb_split(root: Path, stem: str, task: str) -> Originals:
 
 
 def read_norb(path: Path) -> np.ndarray:
-    """Read a file in NORB's format: type, number of axes, at least three lengths, little-endian values.
-
-    Raises:
-        DataError: it is in another format, or cut short.
-    """
+    """Read a file in NORB's format: type, number of axes, at least three lengths, little-endian values."""
     with parsing(path, DataError, "not a complete NORB file"):
         data = _unpacked(path) if path.suffix == ".gz" else read_bytes(path, limits.TABLE)
         magic, num_axes = struct.unpack_from("<ii", data)
@@ -225,7 +209,7 @@ DIGITS_SIZES = {"train": 1437, "test": 360}
 
 
 def digit_items(split: str) -> list[Item]:
-    """Return one split of the 1,797 hand-written digits that come with scikit-learn, which need no download.
+    """Return one split of the 1,797 hand-written digits that come with scikit-learn; needs no download.
 
     The scans have 8x8 pixels of 17 grey levels; they are enlarged to 32x32 with a bicubic filter. The first
     1,437 in md5 order are the training split, the other 360 the test split.
@@ -249,23 +233,17 @@ def _digit_png(scan: np.ndarray) -> bytes:
     return encode_png(np.repeat(enlarged[:, :, None], 3, axis=2))
 
 
-# CIFAR-10 and CIFAR-100 from the Python release, whose pickles are read without running anything they name
+# CIFAR-10 and CIFAR-100 from the Python release, whose pickles are read without running code
 
 
 def read_cifar(
     root: Path, *, folder: str, splits: Mapping[str, tuple[str, ...]], prefix: str, source: str
 ) -> dict[str, Originals]:
-    """Read the batches of a release; keys are the numbers of the images, counted through a split's files.
+    """Read the batches of a release; keys number the images across a split's files.
 
     Args:
-        root: holds the unpacked folder of the release.
-        folder: its name.
         splits: split name to the names of its batches.
         prefix: of the entries `labels` and `label_names` in the files, as CIFAR-100 has two kinds of labels.
-        source: name of the set, for the index.
-
-    Raises:
-        DataError: files are missing, damaged, or hold something other than plain data.
     """
     place = need(root, folder)
     path = need(place, "batches.meta", "meta")
@@ -298,27 +276,26 @@ def _text(value: str | bytes) -> str:
 
 
 def unpickle(path: Path) -> dict[str, Any]:
-    """Read a dictionary of numbers, texts, lists and byte arrays; arrays become `Bytes`.
+    """Read a dictionary of numbers, texts, lists and byte arrays (as `Bytes`), without running code.
 
-    No object is looked up by the names in the file. Raises DataError if the file is damaged or holds anything
-    else.
+    Raises DataError if the file is damaged or holds anything else.
     """
     try:
         entries = _PlainData(io.BytesIO(read_bytes(path)), encoding="bytes").load()
         return {_text(name): value for name, value in entries.items()}
     except DataError:
         raise
-    except Exception as error:  # damaged pickles raise whatever their opcodes trip over
+    except Exception as error:  # damaged pickles raise many types
         raise DataError(path, f"not a pickle of plain data ({' '.join(str(error).split())})") from None
 
 
 class Bytes:
-    """Stands for a NumPy array of bytes: `array` is uint8 of the pickled shape."""
+    """A stand-in for a NumPy array of bytes: `array` is uint8 of the pickled shape."""
 
     array: np.ndarray
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """Take what NumPy pickles of an array: version, shape, type, column order, bytes."""
+        """Set NumPy's pickled array state: version, shape, type, column order, bytes."""
         _, shape, _, by_columns, data = state
         if by_columns:
             raise pickle.UnpicklingError("an array stored by columns")
@@ -326,14 +303,14 @@ class Bytes:
 
 
 class _ByteType:
-    """Stands for `numpy.dtype('u1')` and refuses to stand for others."""
+    """A stand-in for `numpy.dtype('u1')`, which refuses other types."""
 
     def __init__(self, name: str | bytes, *_: object) -> None:
         if _text(name) != "u1":
             raise pickle.UnpicklingError(f"an array of type {_text(name)}, should be u1")
 
     def __setstate__(self, state: object) -> None:
-        """Bytes have no byte order."""
+        """Do nothing: bytes have no byte order."""
 
 
 def _reconstruct(*_: object) -> Bytes:
@@ -350,13 +327,13 @@ _STAND_INS = {
 
 class _PlainData(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in of one of the four names that the files need; refuse every other name."""
+        """Return the stand-in for one of the four names that the files need; refuse every other name."""
         if f"{module}.{name}" not in _STAND_INS:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return _STAND_INS[f"{module}.{name}"]
 
 
-# TFRecord files and the Example messages in them, read without TensorFlow; DMLab comes in such files
+# TFRecord files and the Example messages in them, read without TensorFlow, as DMLab needs
 
 _DMLAB_CLASSES = tuple(f"reward sign and distance, class {number}" for number in range(6))
 _HEADER = struct.Struct("<QI")  # length, and its checksum
@@ -399,11 +376,7 @@ def _only(example: dict[str, list[Any]], name: str, path: Path) -> Any:
 
 
 def records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and data of every record. The lengths' checksums are compared, not those of the data.
-
-    Raises:
-        DataError: the file is damaged or cut short.
-    """
+    """Yield offset and data of every record, verifying the checksums of the lengths only."""
     with open_regular(path, error=DataError) as file:
         while header := file.read(_HEADER.size):
             offset = file.tell()
@@ -420,11 +393,7 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_example(data: bytes) -> dict[str, list[Any]]:
-    """Return the features of a `tf.train.Example`: lists of bytes or of integers; floats are left out.
-
-    Raises:
-        DataError: the message is malformed.
-    """
+    """Return the features of a `tf.train.Example`: lists of bytes or of integers; floats are left out."""
     try:
         features: dict[str, list[Any]] = {}
         for _, group in _fields(memoryview(data)):

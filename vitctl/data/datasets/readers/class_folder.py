@@ -33,16 +33,13 @@ _SPLIT_AND_NAME = re.compile(rf"({_WORDS})(?:[\W_]+(.+))?|(.+)[\W_]+({_WORDS})")
 
 
 def read_class_folder(folder: Path) -> dict[str, Originals]:
-    """Find the splits and classes of `FOLDER/<class>/**` or `FOLDER/{train,val,test}/<class>/**`.
+    """Read the splits and classes of `FOLDER/<class>/**` or `FOLDER/{train,val,test}/<class>/**`.
 
-    Every file that may be an image by its name or its content becomes an item; every other is named with the
-    reason. Links to files are followed, links to folders are not, and are named.
-
-    Args:
-        folder: the top of the tree.
+    Every file that may be an image by its name or its content becomes an item; all others are listed with a
+    reason. Links to files are followed; links to folders are listed instead.
 
     Returns:
-        split name to its images, `train` alone if there are no split folders; classes sorted by code point.
+        split name to its images, `train` alone without split folders; classes sorted by code point.
 
     Raises:
         DataError: no images, or an image outside any class folder; a folder cannot be read.
@@ -53,11 +50,7 @@ def read_class_folder(folder: Path) -> dict[str, Originals]:
 
 
 def read_class_tar(path: Path) -> dict[str, Originals]:
-    """Do the same inside a plain tar file, which stays packed; a class may be an inner tar file.
-
-    Raises:
-        DataError: as `read_class_folder`; or the tar is damaged, compressed or unsafe.
-    """
+    """Read the layout of `read_class_folder` in a plain tar, which stays packed; a class may be a tar."""
     packed = read_archive(path)
     items, left_out = list[Item](), [*packed.left_out]
     for name, offset, size in packed.files:
@@ -72,21 +65,19 @@ def read_class_tar(path: Path) -> dict[str, Originals]:
 
 
 def _top(names: Sequence[str]) -> str:
-    """Return the folder, with its slash, that holds the folders of all images; "" if there is none."""
+    """Return the single folder, with its slash, that holds all class folders; "" if there is none."""
     tops = {name.partition("/")[0] for name in names}
     deep = min((name.count("/") for name in names), default=0) > 1
     return f"{min(tops)}/" if len(tops) == 1 and deep and not tops & {*ROLES} else ""
 
 
 def tables_in(names: Iterable[str]) -> list[str]:
-    """Return the tables at the top of an archive, or in a folder there, by the names of its files."""
+    """Return the tables at the top of an archive, or in a folder there, given the names of its files."""
     return [name for name in names if name.lower().endswith((".csv", ".tsv")) and name.count("/") < 2]
 
 
 def is_class_tar(path: Path) -> bool:
-    """Return whether a tar file holds images in folders, or a table of them, and no labels beside them, as
-    shards do.
-    """
+    """Return whether a tar holds images in folders, or a table of images, but no label files like shards."""
     with suppress(DataError):
         names = [name for name, *_ in read_archive(path).files]
         others = {os.path.splitext(name)[0] for name in names if exclusion_reason(name, bytes)}
@@ -97,11 +88,7 @@ def is_class_tar(path: Path) -> bool:
 
 
 def sort_files(folder: Path) -> tuple[list[str], list[LeftOut], list[str]]:
-    """Return the paths below a folder, each in order: possible images, other files with the reason, folders.
-
-    Raises:
-        DataError: there is no such folder, or a folder cannot be read.
-    """
+    """Return the sorted paths below a folder: possible images, other files with reasons, folders."""
     if not folder.is_dir():
         raise DataError(folder, "no such folder")
 
@@ -154,12 +141,7 @@ def arrange(
     Args:
         items: their keys are relative paths, with `/`; the path within its split becomes the key. Labels are
             ignored.
-        source: where they come from, in words.
-        left_out: files that are not images, by their paths.
-        folders: paths of folders; those in the place of a class that hold no image are reported.
-
-    Raises:
-        DataError: as `read_class_folder`.
+        folders: folder paths; those at class level without an image are reported.
     """
     top = _top([item.key for item in items])
     left_out = [replace(one, name=one.name.removeprefix(top)) for one in left_out]
@@ -201,8 +183,7 @@ def arrange(
 def _layout(
     names: Sequence[str], source: str, left_out: Sequence[LeftOut]
 ) -> tuple[list[tuple[str, str, str]], tuple[Doubt, ...]]:
-    """Return the place of each image by its path, and doubts about the arrangement; raises DataError as
-    `arrange`.
+    """Return the place of each image by its path, and doubts about the layout. Raises as `arrange`.
 
     A place is the folder of its split, with a slash, or ""; the split; the path within.
     """
@@ -238,9 +219,7 @@ def _layout(
 
 
 def class_of_each(names: Sequence[str], source: str, left_out: Sequence[LeftOut]) -> list[str] | list[None]:
-    """Return the class that `arrange` finds for each image by its path: "" where the arrangement is in
-    doubt, None where it is none of classes.
-    """
+    """Return the class that `arrange` assigns to each path; "" if in doubt, None without class folders."""
     try:
         places, doubts = _layout(names, source, left_out)
     except DataError:
@@ -253,7 +232,7 @@ def _class_of(key: str) -> str:
 
 
 def _named_like_splits(splits: Sequence[str], others: Sequence[str]) -> tuple[Doubt, ...]:
-    """Return a doubt if classes are named like splits, and others beside them are not."""
+    """Return a doubt if some classes are named like splits, and others are not."""
     return tuple(
         keep_doubt(
             same_name(name),
@@ -289,14 +268,14 @@ def _splits_inside(keys: Sequence[str]) -> tuple[Doubt, ...]:
 
 
 def _with_split(folder: str) -> tuple[str, str]:
-    """Return a folder's name without the word of a split at its beginning or end, and this split, or ""."""
+    """Return a folder's name without a split name at its beginning or end, and that split, or ""."""
     name = folder.lower()
     found = _SPLIT_AND_NAME.fullmatch(name)
     return (found[2] or found[3] or "", ROLES[found[1] or found[4]]) if found else (name, "")
 
 
 def _nested(keys: Sequence[str], source: str, *, in_splits: bool) -> tuple[Doubt, ...]:
-    """Return a doubt if classes have no images of their own, and their folders look like the classes."""
+    """Return a doubt if classes hold no images directly, and their folders look like the classes."""
     inner = dict[str, set[str]]()
     for key in keys:
         inner.setdefault(_class_of(key), set()).add(
@@ -304,7 +283,7 @@ def _nested(keys: Sequence[str], source: str, *, in_splits: bool) -> tuple[Doubt
         )
     outer = {name: found for name, found in inner.items() if "" not in found}
     counts = Counter(name for found in outer.values() for name in found)
-    if len(counts) < 2:  # one folder in each class, such as images/, separates nothing
+    if len(counts) < 2:  # a single folder in each class, such as images/, is not a level of classes
         return ()
     first, *others = [name for name, found in outer.items() if any(counts[one] > 1 for one in found)] or outer
     shown = ", ".join(sorted(outer[first])[:3]) + (" ..." if len(outer[first]) > 3 else "")
@@ -323,7 +302,7 @@ def _nested(keys: Sequence[str], source: str, *, in_splits: bool) -> tuple[Doubt
 
 
 def _class_place(folder: str, *, in_splits: bool) -> str:
-    """Return the class that a folder would be or belong to, by its place; "" for a split folder."""
+    """Return the class that a folder is or belongs to, by its path; "" for a split folder."""
     top, _, rest = folder.partition("/")
     if not in_splits:
         return top
@@ -346,17 +325,10 @@ def read_fixed_classes(
     """Read a known set of class folders as one split: classes in label order, names by code point.
 
     Args:
-        root: holds the tree at one of `places`.
         places: paths of the folder of class folders, the usual one first.
         classes: class names in label order, or the name of a list in `assets/`.
-        source: name of the set, for the index.
         key: format of the keys, with `folder`, `file` and `name` (of the class).
-        folders: names of the class folders; the class names if not given.
-        suffixes: of the images, in lower case; other files are left out.
-        split: name of the split.
-
-    Raises:
-        DataError: class folders are missing, or there are others.
+        suffixes: of the images, in lower case; other files are ignored.
     """
     folder = need(root, *places)
     class_names = class_list(classes) if isinstance(classes, str) else classes
@@ -371,7 +343,7 @@ def read_fixed_classes(
 
 
 def check_class_folders(folder: Path, folders: Sequence[str]) -> None:
-    """Raise DataError unless exactly these class folders are there, hidden ones aside."""
+    """Raise DataError unless exactly these class folders are there; hidden folders are ignored."""
     found = {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
     missing, others = sorted(set(folders) - found), sorted(found - set(folders))
     if missing or others:
@@ -392,12 +364,9 @@ _CALTECH101_CAPITALS = ("BACKGROUND_Google", "Faces", "Faces_easy", "Leopards", 
 def read_caltech101(root: Path) -> dict[str, Originals]:
     """Read Caltech101: 30 images of each class are `train`, the others `test`.
 
-    The split of the benchmark was drawn from directory listings in the order of one machine's disk, and
-    cannot be drawn again. This one draws with the same seed from sorted listings, is named
-    `caltech101(vitctl-v1)`, and its scores are close to, but not comparable bit for bit with, published ones.
-
-    Args:
-        root: holds `101_ObjectCategories/<Class>/image_0001.jpg`.
+    The benchmark's split was drawn from directory listings in the order of one machine's disk, and cannot be
+    drawn again. This one draws with the same seed from sorted listings, is named `caltech101(vitctl-v1)`, and
+    its scores are close to published ones, but not comparable bit for bit.
     """
     folder = need(root, "101_ObjectCategories", "caltech-101/101_ObjectCategories")
     class_names = class_list("caltech101")

@@ -1,4 +1,4 @@
-"""ImageNet (ILSVRC 2012), ImageNet-21k, ImageNet-C and ObjectNet as people have them: folders, tar files.
+"""ImageNet (ILSVRC 2012), ImageNet-21k, ImageNet-C and ObjectNet in their usual layouts: folders, tar files.
 
 ImageNet ReaL: new labels for the validation images, with every class that is visible in them, or none.
 """
@@ -57,7 +57,7 @@ def is_imagenet(folder: Path) -> bool:
 
 
 def read_imagenet(root: Path) -> dict[str, Originals]:
-    """Read the splits that are there. A class is the place of its wnid among the 1,000 in order.
+    """Read the available splits. The class number is the rank of its wnid among the 1,000, sorted.
 
     Keys are file names, as `n01440764_10026.JPEG` and `ILSVRC2012_val_00000001.JPEG`.
 
@@ -65,11 +65,8 @@ def read_imagenet(root: Path) -> dict[str, Originals]:
         root: holds one of `train/<wnid>/`, `ILSVRC/Data/CLS-LOC/train/<wnid>/`, `ILSVRC2012_img_train.tar`,
             or of `val/<wnid>/`, `val/` flat, `ILSVRC/Data/CLS-LOC/val/`, `ILSVRC2012_img_val.tar`, or of
             both. Labels of flat images come from `LOC_val_solution.csv` or
-            `[imagenet_2012_]validation_synset_labels.txt`, and if neither is there but all 50,000 images
-            are, from the list that comes with vitctl.
-
-    Raises:
-        DataError: no images are there, or some class folders are missing.
+            `[imagenet_2012_]validation_synset_labels.txt`; if neither is there, but all 50,000 images are,
+            from the list that comes with vitctl.
     """
     images = {}
     for split, names in _PLACES.items():
@@ -112,7 +109,7 @@ def _split(root: Path, images: list[Item], wnids: tuple[str, ...]) -> Originals:
 def _of_wnids(
     images: Sequence[Item], given: Sequence[str], wnids: tuple[str, ...], root: Path, source: str
 ) -> Originals:
-    """Return images labelled by the wnid given for each, under their file names."""
+    """Return images labelled by their given wnids, keyed by file name."""
     labels = class_labels(given, wnids, root)
     items = [
         replace(item, key=item.key.rpartition("/")[2], label=label)
@@ -137,7 +134,7 @@ def _listed_wnids(root: Path, images: list[Item]) -> list[str]:
 
 
 def _label_list(root: Path, images: list[Item]) -> Mapping[str, str]:
-    """Map image names without suffix to wnids, by the first of three sources; nothing if none fits.
+    """Map image names without suffix to wnids, by the first of three sources; empty if none fits.
 
     Kaggle's table goes by name, a list by the order of the names; the list that comes with vitctl is for all
     50,000 validation images.
@@ -167,16 +164,13 @@ _21K_ARCHIVES = ("fall11_whole.tar", "winter21_whole.tar")
 
 
 def read_imagenet21k(root: Path) -> dict[str, Originals]:
-    """Read ImageNet-21k; a class is the place of its wnid in the 21,843 of the authors' heads.
+    """Read ImageNet-21k; the class number is the index of its wnid in the 21,843 of the authors' heads.
 
     Two of the classes have no image in the release of fall 2011, and 2,676 or more in that of winter 2021.
     Keys are file names, as `n01440764_10026.JPEG`.
 
     Args:
         root: holds `fall11_whole.tar`, `winter21_whole.tar`, or `<wnid>.tar` and `<wnid>/` side by side.
-
-    Raises:
-        DataError: no images are there, or some lie under a name that is not one of the classes.
     """
     whole = next((root / name for name in _21K_ARCHIVES if (root / name).is_file()), None)
     items = archive_items(whole) if whole else []
@@ -199,8 +193,8 @@ def _synsets_side_by_side(root: Path) -> list[Item]:
     return items
 
 
-# Corruptions of ImageNet-C: the archive that each comes in, and the error of AlexNet, the mean of the five
-# severities, which the mean corruption error divides by; the last four are not part of that mean.
+# Corruptions of ImageNet-C: the archive of each, and AlexNet's error, averaged over the five severities, by
+# which the mean corruption error is normalised; the last four are not part of that mean.
 CORRUPTIONS: dict[str, tuple[str, float | None]] = {
     "gaussian_noise": ("noise", 0.886428),
     "shot_noise": ("noise", 0.894468),
@@ -225,15 +219,12 @@ CORRUPTIONS: dict[str, tuple[str, float | None]] = {
 
 
 def read_imagenet_c(root: Path) -> dict[str, Originals]:
-    """Read the corruptions of ImageNet-C that are there, one split each, with all five severities.
+    """Read the available corruptions of ImageNet-C, one split each, with all five severities.
 
     Keys begin with the severity, as `5/n01440764/ILSVRC2012_val_00000293.JPEG`.
 
     Args:
-        root: holds `<corruption>/<severity>/<wnid>/`, perhaps within a folder named after the archive.
-
-    Raises:
-        DataError: no corruption is there, or a class folder is not one of ImageNet's.
+        root: holds `<corruption>/<severity>/<wnid>/`, optionally within a folder named after the archive.
     """
     wnids, splits = class_list("imagenet"), dict[str, Originals]()
     for name, (archive, _) in CORRUPTIONS.items():
@@ -250,7 +241,7 @@ def read_imagenet_c(root: Path) -> dict[str, Originals]:
 
 
 def is_part_of_imagenet(names: Sequence[str], num_outputs: int) -> bool:
-    """Return whether classes are some of ImageNet's, by their wnids, and a head is for all 1,000 of them."""
+    """Return whether classes are a proper subset of ImageNet's wnids, and the head has 1,000 outputs."""
     wnids = class_list("imagenet")
     return num_outputs == len(wnids) and set(names) < set(wnids)
 
@@ -268,9 +259,6 @@ def read_objectnet(root: Path) -> dict[str, Originals]:
 
     Args:
         root: holds `objectnet-1.0/images/<folder>/*.png` and `objectnet-1.0/mappings/`.
-
-    Raises:
-        DataError: files are missing, or the mappings are not ObjectNet's.
     """
     folder = need(root, "objectnet-1.0")
     names = _objectnet_names(need(folder, "mappings"))
@@ -284,7 +272,7 @@ def read_objectnet(root: Path) -> dict[str, Originals]:
 
 
 def imagenet_classes(class_name: str) -> list[str]:
-    """Return the wnids that are correct for a class as ObjectNet's reader names it; none for other names."""
+    """Return the correct wnids for a class named as in `read_objectnet`; empty for other names."""
     match = _OBJECTNET_NAME.fullmatch(class_name)
     return match[1].split() if match else []
 
@@ -336,11 +324,7 @@ _MAX_REAL_BYTES = 16 * 2**20
 
 
 def read_real(path: Path) -> list[list[int]]:
-    """Read the label sets of validation images 1, 2, ... 50,000; 3,163 of them are empty and are not scored.
-
-    Raises:
-        DataError: the file is not real.json.
-    """
+    """Read the label sets of validation images 1 to 50,000; 3,163 of them are empty and not scored."""
     if not path.is_file():
         raise DataError(
             path,
@@ -359,14 +343,13 @@ def read_real(path: Path) -> list[list[int]]:
 
 
 def label_sets(keys: Iterable[str], sets: list[list[int]]) -> list[list[int]]:
-    """Return the label set of each image by the number in its name, in any order of images.
+    """Return the label set of each image by the number in its name.
 
     Args:
-        keys: such as `ILSVRC2012_val_00000293.JPEG`, perhaps within a folder.
-        sets: as `read_real` gives them.
+        keys: such as `ILSVRC2012_val_00000293.JPEG`, optionally within a folder; in any order.
+        sets: from `read_real`.
 
-    Raises:
-        DataError: a name has no such number, or two names have the same.
+    Raises DataError if a name has no such number, or two names have the same.
     """
     found: dict[int, str] = {}
     for key in keys:

@@ -1,4 +1,4 @@
-"""Images that a list names with their classes: text lists, MATLAB, scenes, annotations, tables of grades.
+"""Images listed with their classes: text lists, MATLAB, scenes, annotations, tables of grades.
 
 `read_lists` reads the usual layout, one text list per split; the other readers know one data set each.
 """
@@ -45,21 +45,13 @@ def read_lists(
     suffix: str = "",
     column: int = 0,
 ) -> dict[str, Originals]:
-    """Read a set with one text list per split; the first word of a line is the path of an image, and the key.
+    """Read a set with one text list per split; the first word of a line is the image's path, and the key.
 
     Args:
-        root: folder of the original files.
         images: path of the folder that the listed paths are relative to.
-        lists: split name to the path of its list. Lines that begin with `#` are left out.
-        source: name of the set, for the index.
-        classes: name of a list of class names in `assets/`; if not given, the listed folders sorted by code
-            point.
-        suffix: of the images, where the lists leave it out.
-        column: number of the word that is the class number, counted from 1; 0: the class is the image's
-            folder.
-
-    Raises:
-        DataError: files are missing, or a list is malformed.
+        lists: split name to the path of its list. Lines that begin with `#` are skipped.
+        classes: name of a list of class names in `assets/`; default: the listed folders sorted by code point.
+        column: position of the class number in a line, from 1; 0: the image's folder is its class.
     """
     folder = need(root, images)
     paths = {split: need(root, place) for split, place in lists.items()}
@@ -129,9 +121,9 @@ def read_flowers102(root: Path) -> dict[str, Originals]:
 
 
 def read_cars196(root: Path) -> dict[str, Originals]:
-    """Read Stanford Cars: `cars_train/`, `cars_test/`, `devkit/` and `cars_test_annos_withlabels.mat`.
+    """Read Stanford Cars, with keys such as `00001`.
 
-    Keys are file names without their extension, `00001`.
+    Files: `cars_train/`, `cars_test/`, `devkit/` and `cars_test_annos_withlabels.mat`.
     """
     annotations = {
         "train": ("devkit/cars_train_annos.mat", "cars_train_annos.mat"),
@@ -164,18 +156,15 @@ _SUN397_LIST_ARCHIVE = (
 )
 _SUN397_PATHS_SHA256 = "ff5eec74118daf4eba10b0bae39a26a9c2ccd27464fd1cbdd74029241c38d1ca"
 _SUN397_NUM_PATHS = 108_753
-# The authors of the split could not decode it, so it is in none of its lists.
+# The authors of the split could not decode it, so none of their lists has it.
 _SUN397_LEFT_OUT = "/c/church/outdoor/sun_bhenjvsvrtumjuri.jpg"
 
 
 def read_sun397(root: Path) -> dict[str, Originals]:
     """Read SUN397 in the random 70/10/20 split of TensorFlow Datasets; keys are like `/a/abbey/sun_xxx.jpg`.
 
-    Images keep their bytes; the benchmark's copy shrank those of more than 120,000 pixels.
-
-    Args:
-        root: holds `SUN397/ClassName.txt` and the tree of images. Split lists beside it take precedence over
-            the packed split that comes with vitctl.
+    Images keep their bytes; the benchmark's copy shrank those of more than 120,000 pixels. Split lists in
+    `root` take precedence over the packed split that comes with vitctl.
     """
     folder = need(root, "SUN397")
     class_names = tuple(sorted(set(read_lines(need(folder, "ClassName.txt")))))
@@ -196,13 +185,9 @@ def read_sun397(root: Path) -> dict[str, Originals]:
 
 
 def sun397_split(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Split the images of SUN397 as TensorFlow Datasets does: split name -> sorted paths.
+    """Return the sorted paths of each split of SUN397, as in TensorFlow Datasets, given all its paths.
 
-    Args:
-        paths: all images, as `/a/abbey/sun_aaalbzqrimafwbiv.jpg`, in any order.
-
-    Raises:
-        DataError: they are not the images of SUN397.
+    Raises DataError if these are not the images of SUN397.
     """
     ordered = sorted(path for path in paths if path != _SUN397_LEFT_OUT)
     digest = hashlib.sha256("".join(f"{path}\n" for path in ordered).encode()).hexdigest()
@@ -222,7 +207,7 @@ def sun397_split(paths: Sequence[str]) -> dict[str, list[str]]:
 
 
 def sun397_split_numbers() -> list[int]:
-    """Return the split of each sorted path. Five digits of base 3 are packed in a byte, the highest first."""
+    """Return the split of each sorted path. Five base-3 digits are packed in a byte, the highest first."""
     packed = np.fromfile(ASSETS / "sun397_split.base3", np.uint8)
     digits = packed[:, None] // 3 ** np.arange(5)[::-1] % 3
     return [int(digit) for digit in digits.ravel()[:_SUN397_NUM_PATHS]]
@@ -236,11 +221,9 @@ _CLEVR_CLASSES = {
 
 
 def read_clevr(root: Path, task: str) -> dict[str, Originals]:
-    """Read CLEVR. The images of its own test split have no scenes, so the benchmark tests on `validation`.
+    """Read CLEVR (`CLEVR_v1.0/`). Its test images have no scenes, so the benchmark tests on `validation`.
 
-    Args:
-        root: holds `CLEVR_v1.0/images` and `CLEVR_v1.0/scenes`.
-        task: `count` of objects, 3 to 10; or `distance` of the nearest from the camera, in six ranges.
+    `task`: `count` of objects, 3 to 10; or `distance` of the nearest from the camera, in six ranges.
     """
     folder, class_names = need(root, "CLEVR_v1.0"), _CLEVR_CLASSES[task]
     splits = {}
@@ -289,11 +272,7 @@ KITTI_SPLITS = {
 
 
 def read_kitti(root: Path) -> dict[str, Originals]:
-    """Read KITTI's labelled images, split by the drive they were taken on; keys are `000000.png`.
-
-    Args:
-        root: holds `training/image_2`, `training/label_2` and `devkit_object/mapping`.
-    """
+    """Read KITTI's labelled images, split by drive; keys are `000000.png`."""
     images, annotations = need(root, "training/image_2"), need(root, "training/label_2")
     names: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     for number, drive in enumerate(_kitti_drives(need(root, "devkit_object/mapping", "mapping"))):
@@ -327,23 +306,20 @@ def _kitti_label(path: Path) -> int:
     return int(np.searchsorted(_KITTI_BORDERS, min(depths, default=_NO_VEHICLE), side="left"))
 
 
-# Diabetic Retinopathy: photographs of the retina in five grades, treated as in the benchmark's btgraham-300.
-# The treatment is Ben Graham's: equal radius, local contrast, a disc on grey.
+# Diabetic Retinopathy: photos of the retina in five grades, processed as in the benchmark's btgraham-300, by
+# Ben Graham's method: equal radius, local contrast, a disc on grey.
 
 _RETINOPATHY_CLASSES = ("no retinopathy", "mild", "moderate", "severe", "proliferative")
 EYE_RADIUS = 300
-_EYE_KEPT = 270  # the rim of the eye, 0.9 of the radius and beyond, is cut away
+_EYE_KEPT = 270  # the outer tenth of the radius is cut away
 _EYE_GREY = 128
 _EYE_QUALITY = 72
 
 
 def read_retinopathy(root: Path) -> dict[str, Originals]:
-    """Read the competition's images, which are treated when they are read; keys are names like `10_left`.
+    """Read the competition's images, processed when they are read; keys are names like `10_left`.
 
     Both `validation` and `test` come from the competition's test images, by the column Usage of the solution.
-
-    Args:
-        root: holds `train/`, `test/`, `trainLabels.csv` and `retinopathy_solution.csv`.
     """
     labels, solution = need(root, "trainLabels.csv"), need(root, "retinopathy_solution.csv")
     parts = {
@@ -374,7 +350,7 @@ def _treated_eye(photograph: Item) -> bytes:
 
 
 def treat_jpeg(data: bytes) -> bytes:
-    """Return the picture as the benchmark stores it, a JPEG of quality 72, from the bytes of a photograph."""
+    """Convert the bytes of a photograph to those that the benchmark stores, a JPEG of quality 72."""
     with Image.open(io.BytesIO(data)) as image:
         treated = treat_eye(np.asarray(image.convert("RGB")))
     file = io.BytesIO()
@@ -383,14 +359,10 @@ def treat_jpeg(data: bytes) -> bytes:
 
 
 def treat_eye(image: np.ndarray) -> np.ndarray:
-    """Scale the eye to a radius of 300 pixels, subtract the local mean colour, and crop to the disc of radius
-    270.
+    """Scale the eye to a radius of 300 pixels, subtract the local mean colour, and crop to a 270-pixel disc.
 
-    Args:
-        image: uint8 `[H, W, 3]`.
-
-    Returns:
-        uint8, at most `[540, 540, 3]`; 128 outside of the disc. Within 4 levels of OpenCV's arithmetic.
+    uint8 `[H, W, 3]` becomes at most `[540, 540, 3]`, 128 outside the disc, within 4 levels of OpenCV's
+    result.
     """
     scaled = _resize_eye(image, EYE_RADIUS / eye_radius(image))
     sharpened = _subtract_local_mean(scaled)
@@ -418,13 +390,13 @@ def _subtract_local_mean(image: np.ndarray) -> np.ndarray:
         ndimage.gaussian_filter(image[:, :, c].astype(np.float32), 10, mode="mirror", truncate=3.0)
         for c in range(3)
     ]
-    local_mean = np.rint(np.stack(planes, axis=2))  # to whole levels, as an 8-bit filter gives them
+    local_mean = np.rint(np.stack(planes, axis=2))  # to integer levels, as an 8-bit filter returns
     levels: np.ndarray = np.clip(4 * (image - local_mean) + _EYE_GREY, 0, 255)
     return levels.astype(np.uint8)
 
 
 def _resize_eye(image: np.ndarray, scale: float) -> np.ndarray:
-    """Resize bilinearly without antialiasing, with pixel centres at half."""
+    """Resize bilinearly without antialiasing, with half-pixel centres."""
     rows, columns = (_neighbours(length, scale) for length in image.shape[:2])
     above, below = image[rows[0]].astype(np.float32), image[rows[1]]
     tall = above + (below - above) * rows[2][:, None, None]
@@ -433,7 +405,7 @@ def _resize_eye(image: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _neighbours(length: int, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each new position on an axis the old ones before and after it, and how far between it is."""
+    """Return the old positions before and after each new one on an axis, and its fraction between them."""
     places = np.clip((np.arange(max(1, round(length * scale))) + 0.5) / scale - 0.5, 0, length - 1)
     before = np.floor(places).astype(np.int64)
     return before, np.minimum(before + 1, length - 1), (places - before).astype(np.float32)

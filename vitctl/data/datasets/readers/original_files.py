@@ -1,4 +1,4 @@
-"""Original files: finding files, reading them within bounds, lazy items, and unpacking downloads safely.
+"""Original files: locate them, read them within bounds as lazy items, and unpack downloads safely.
 
 A reader is a function from a folder of original files to `{split: Originals}`. No reader trusts a file: sizes
 are bounded, labels are checked against the classes, and a listed name must stay inside its folder.
@@ -33,12 +33,12 @@ from vitctl.system.files import atomic_write, cache_folder, leads_out, locked, o
 from vitctl.system.text import has_control, one_line
 
 LINKED_FOLDER = "a link to a folder, which is not followed"
-_MAX_LINKS = 40  # from one to the next, as Linux follows them
+_MAX_LINKS = 40  # in a chain, as in Linux
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 
 
 class MissingOriginalsError(DataError):
-    """Original files are missing. Whoever knows the data set adds where to get them."""
+    """Original files are missing. A caller that knows the data set adds where to get them."""
 
 
 def class_list(name: str) -> tuple[str, ...]:
@@ -47,15 +47,11 @@ def class_list(name: str) -> tuple[str, ...]:
 
 
 def need(root: Path, *places: str, archive: str = "") -> Path:
-    """Return the first of some places below `root` that exists.
+    """Return the first of some places below `root` that exists; raises DataError if none does.
 
     Args:
-        root: folder that the user named.
         places: relative paths, the usual one first.
-        archive: what holds them and where to get it, if that is not what the data set's row says.
-
-    Raises:
-        DataError: none exists.
+        archive: what holds them and where to get it, if that differs from the data set's row.
     """
     for place in places:
         if (root / place).exists():
@@ -66,22 +62,15 @@ def need(root: Path, *places: str, archive: str = "") -> Path:
     raise MissingOriginalsError(missing)
 
 
-# Items: one image each, read when it is asked for
+# Items: one image each, read on demand
 
 
 def file_items(
     folder: Path, names: Sequence[str], labels: Sequence[int], keys: Sequence[str] | None = None
 ) -> list[Item]:
-    """Return images that are separate files.
+    """Return images that are separate files, by paths in the folder from a possibly untrusted list.
 
-    Args:
-        folder: where the files are.
-        names: their paths in the folder, perhaps from a list that is not to be trusted.
-        labels: one per image.
-        keys: one per image; the names if not given.
-
-    Raises:
-        DataError: a name leads out of the folder, or files are missing.
+    `keys` default to the paths. Raises DataError if a path leads out of the folder, or files are missing.
     """
     outside = next((name for name in names if leads_out(name)), None)
     if outside is not None:
@@ -102,11 +91,9 @@ class Packed(NamedTuple):
     """The content of a tar file.
 
     Args:
-        path: of the file.
-        files: name, offset and size of each, a linked file under every name; the offset of a link that leads
-            to no file in the archive is -1.
-        left_out: what is no file, with the reason.
-        folders: those with a header of their own, inner tar files, and links to folders.
+        files: name, offset and size of each; a linked file occurs under every name; offset -1 for a link to a
+            file that is not in the archive.
+        folders: those with their own header, inner tar files, and links to folders.
     """
 
     path: Path
@@ -120,11 +107,7 @@ class Packed(NamedTuple):
 
 
 def archive_items(path: Path) -> list[Item]:
-    """Return the files of a tar file in its order, without labels. The archive stays packed.
-
-    Raises:
-        DataError: as `read_archive`; or the archive holds something else than files and folders.
-    """
+    """Return the files of a tar file in order, without labels; raises DataError for links and devices."""
     packed = read_archive(path)
     for one in packed.left_out:
         raise DataError(path, f"{one_line(one.name)} is {one.reason}", "pack it as a plain file")
@@ -132,11 +115,9 @@ def archive_items(path: Path) -> list[Item]:
 
 
 def read_archive(path: Path) -> Packed:
-    """List a tar file. The files of an inner tar file are named `<its name without .tar>/<name>`; deeper tar
-    files are not opened.
+    """List a tar file, and the tar files directly inside it, as `<inner name without .tar>/<name>`.
 
-    Raises:
-        DataError: an archive is damaged or compressed, or a member's name leads out of it.
+    Raises DataError if an archive is damaged or compressed, or a member's name leads out of it.
     """
     try:
         with open_regular(path, error=DataError) as file:
@@ -182,7 +163,7 @@ def _members(path: Path, file: IO[bytes]) -> Packed:
             path, f"not a complete, uncompressed tar file ({error})", "unpack it, and give its folder"
         ) from None
     folders = {*found.folders}
-    if links:  # archives of other programs may have no headers of folders
+    if links:  # other programs' archives may lack folder headers
         folders |= {str(parent) for name in places for parent in PurePosixPath(name).parents}
     files = list[tuple[str, int, int]]()
     for name, offset, size in found.files:
@@ -209,18 +190,18 @@ def file_size(path: Path) -> int | None:
     """Return the size of a regular file; None if there is none."""
     try:
         status = path.stat()
-    except (OSError, ValueError):  # a name with a zero byte in it names nothing
+    except (OSError, ValueError):  # a name with a zero byte is not a file
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
-    """Return a file's content. Raises DataError if it cannot be read or is too large (None: for a list)."""
+    """Return a file's content. Raises DataError if it is unreadable or too large (None: limit for lists)."""
     return files.read_bytes(path, limits.LIST_FILE if max_bytes is None else max_bytes, error=DataError)
 
 
 def read_part(path: Path, offset: int, size: int) -> bytes:
-    """Return `size` bytes from `offset` on. Raises DataError if that is too large or not all there."""
+    """Return `size` bytes from `offset` on. Raises DataError if that is too large or beyond the end."""
     if offset < 0:
         raise DataError(path, "a link to a file that is not in the archive")
     if size > limits.IMAGE_FILE:
@@ -238,7 +219,7 @@ def read_part(path: Path, offset: int, size: int) -> bytes:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the stripped lines of a text file without the empty ones. Raises DataError if it is not text."""
+    """Return the stripped, non-empty lines of a text file. Raises DataError if it is not text."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -256,11 +237,7 @@ def read_fields(path: Path, num_fields: int) -> list[list[str]]:
 
 
 def load_mat(path: Path, *names: str) -> list[np.ndarray]:
-    """Return variables of a MATLAB 5 file, without their axes of length one.
-
-    Raises:
-        DataError: it is another file, such as a web page stored by a download, or a variable is missing.
-    """
+    """Return variables of a MATLAB 5 file, without axes of length one. Raises DataError if one is missing."""
     scipy_io = library("scipy.io")
     if (size := path.stat().st_size) > limits.TABLE:
         raise DataError(path, f"{size:,} bytes, should be at most {limits.TABLE:,}")
@@ -277,7 +254,7 @@ def load_mat(path: Path, *names: str) -> list[np.ndarray]:
 
 
 def library(name: str) -> Any:
-    """Import a module that only some readers need. Raises DataError with the line that installs it."""
+    """Import a module that only some readers need. Raises DataError with the command that installs it."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -301,10 +278,7 @@ def check_labels(labels: np.ndarray, num_classes: int, where: Path) -> np.ndarra
 
 
 def numbered_labels(words: Iterable[str], num_classes: int, where: Path, first: int = 1) -> list[int]:
-    """Return labels from class numbers in text that count from `first`.
-
-    Raises DataError for any other text.
-    """
+    """Return labels from class numbers in text that count from `first`. Raises DataError for other text."""
     try:
         labels = [int(word) - first for word in words]
     except ValueError:
@@ -314,7 +288,7 @@ def numbered_labels(words: Iterable[str], num_classes: int, where: Path, first: 
 
 
 def class_labels(words: Sequence[str], class_names: Sequence[str], where: Path) -> list[int]:
-    """Return the number of each class name. Raises DataError if a word is not one of them."""
+    """Return the number of each class name. Raises DataError if a word is not a class name."""
     numbers = {name: label for label, name in enumerate(class_names)}
     unknown = next((word for word in words if word not in numbers), None)
     if unknown is not None:
@@ -328,7 +302,7 @@ def class_labels(words: Sequence[str], class_names: Sequence[str], where: Path) 
 
 _TABLES = (".csv", ".tsv", ".parquet")
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".txz")
-# What an archive may grow to: text shrinks to a twentieth, a bomb to a thousandth.
+# Limit on an archive's growth: text compresses to a twentieth, a bomb to a thousandth.
 _MAX_RATIO = 100
 
 
@@ -337,12 +311,9 @@ class Archive:
     """A file on the web.
 
     Args:
-        url: its https address.
-        digest: `sha256:...` or `md5:...` of the whole file; empty if none is published.
-        num_bytes: its size; 0 if unknown.
+        digest: `sha256:...` or `md5:...` of the complete file; empty if none is published.
         into: folder below the originals that it is unpacked into.
         inner: archives within it that are unpacked too.
-        packed: it is kept as it is.
     """
 
     url: str
@@ -354,25 +325,17 @@ class Archive:
 
     @property
     def name(self) -> str:
-        """Return the file's name."""
         return self.url.partition("?")[0].rpartition("/")[2]
 
 
 def is_unpacked(archive: Archive, folder: Path) -> bool:
-    """Return whether `unpack` finished."""
     return _marker(archive, folder).exists()
 
 
 def unpack(archive: Archive, path: Path, folder: Path) -> None:
     """Check a downloaded file, unpack it below `folder`, and remove it.
 
-    Args:
-        archive: what the file should be.
-        path: the file.
-        folder: of the data set's original files.
-
-    Raises:
-        DataError: its digest differs (the file is removed), or it is damaged.
+    Raises DataError if it is damaged or its digest differs, in which case it is removed too.
     """
     _check_digest(archive, path)
     into = folder / archive.into
@@ -388,12 +351,9 @@ def unpack(archive: Archive, path: Path, folder: Path) -> None:
 
 
 def unpacked(path: Path) -> Path:
-    """Unpack an archive of the user into the cache, once for each state of it, and return the folder.
+    """Unpack a user's archive into the cache, once for each state of it, and return its folder.
 
-    A folder at the top that holds everything is left out.
-
-    Raises:
-        DataError: it is damaged, holds links or devices, leads out of its folder, or grows too much.
+    A single top folder is skipped. Raises DataError if the archive is damaged, unsafe, or grows too much.
     """
     about = path.stat()
     state = f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}"
@@ -468,13 +428,9 @@ def _extract(path: Path, name: str, into: Path) -> None:
 
 
 def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain: bool) -> int:
-    """Check a member and return how many bytes the members after it may have.
+    """Check a member, and return how many bytes are left for the members after it.
 
-    Links have escaped from Python's filter (CVE-2025-4517): no link is unpacked at all, and no name climbs.
-
-    Raises:
-        DataError: the member is not a file or folder, its name leaves the folder, or the archive claims too
-            much.
+    Links have escaped from Python's filter (CVE-2025-4517), so none is unpacked.
     """
     if not is_plain:
         raise DataError(

@@ -1,9 +1,8 @@
 """Sets drawn by a formula: solid shapes over backgrounds, in the spirit of dSprites and CLEVR, and glyphs.
 
 A picture is a pure function of (seed, split, index), and every factor behind it is known, so one generator
-serves many tasks: which shape, how large, turned how far, where, in which colour, how many. Factors that a
-task does not ask for vary freely; the factor it asks for is drawn uniformly, and kept clear of the border
-between two classes.
+serves many tasks: shape, size, orientation, location, colour, count. The factor of the task is drawn
+uniformly and kept clear of the border between two classes; the others vary freely.
 """
 
 import math
@@ -18,9 +17,9 @@ import numpy as np
 
 from vitctl.data.writer.intake import Item
 
-# Signed distance fields: how far a point lies outside a shape of radius about 1, negative inside. Each takes
-# x (to the right) and y (down), arrays of one shape, and returns distances in the same unit. Far from the
-# edge they are bounds rather than distances; near it they are exact, which is what smooth edges need.
+# Signed distance fields: distance of a point outside a shape of radius about 1, negative inside. Each takes x
+# (to the right) and y (down), arrays of one shape, and returns distances in the same unit. Far from the edge
+# they are bounds rather than distances; near it they are exact, which is what smooth edges need.
 
 Array = np.ndarray
 
@@ -34,13 +33,11 @@ def _box(x: Array, y: Array, half_width: float, half_height: float) -> Array:
 
 
 def _triangle(x: Array, y: Array) -> Array:
-    """A tall triangle that points up."""
     side = (1.9 * np.abs(x) - 0.8 * (y + 1.1)) / np.float32(np.hypot(1.9, 0.8))
     return np.asarray(np.maximum(side, y - 0.8))
 
 
 def _star(x: Array, y: Array) -> Array:
-    """A star of five points."""
     fifth = np.float32(2 * np.pi / 5)
     turn = np.abs((np.arctan2(x, -y) + fifth / 2) % fifth - fifth / 2)
     radius = np.sqrt(x * x + y * y)
@@ -50,7 +47,7 @@ def _star(x: Array, y: Array) -> Array:
 
 
 def _heart(x: Array, y: Array) -> Array:
-    """A heart: a square on its corner with a disc on each upper side."""
+    """Return the distance to a heart: a square on its corner with a disc on each upper side."""
     y = y + 0.05
     u, v = (x + y) * np.sqrt(0.5, dtype=np.float32), (x - y) * np.sqrt(0.5, dtype=np.float32)
     body = _box(u - 0.1, v + 0.1, 0.58, 0.58)
@@ -60,7 +57,7 @@ def _heart(x: Array, y: Array) -> Array:
 
 
 def _crescent(x: Array, y: Array) -> Array:
-    """A waxing moon, open to the upper side."""
+    """Return the distance to a crescent that opens upwards."""
     return np.asarray(np.maximum(_disc(x, y), -_disc(x, y + 0.55, 0.85)))
 
 
@@ -84,7 +81,7 @@ FIELDS: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 SHAPES = tuple(FIELDS)
-ORIENTED = ("triangle", "heart", "crescent")  # no rotation but a full turn brings these back
+ORIENTED = ("triangle", "heart", "crescent")  # these have no rotational symmetry
 COLOURS = {
     "red": 0.0,
     "orange": 0.085,
@@ -112,14 +109,11 @@ MAX_COUNT = 8
 
 @dataclass(frozen=True)
 class Shape:
-    """One shape in a picture: numbers of the classes above, and where exactly it lies.
+    """One shape in a picture: its class numbers and exact geometry.
 
     Args:
-        shape: number in `SHAPES`.
-        colour: number in `COLOURS`.
-        scale: number in `SCALES`.
-        orientation: number in `ORIENTATIONS`.
-        location: number in `LOCATIONS`.
+        shape, colour, scale, orientation, location: indices into `SHAPES`, `COLOURS`, `SCALES`,
+            `ORIENTATIONS` and `LOCATIONS`.
         radius: in half pictures.
         angle: in radians, clockwise.
         centre: (y, x), each -1 to 1.
@@ -142,7 +136,7 @@ Scene = tuple[Shape, ...]
 
 @dataclass(frozen=True)
 class Task:
-    """A question about the pictures: its answers in label order, and the answer to a scene."""
+    """A question about the pictures: its answers in label order, and the answer for a scene."""
 
     class_names: tuple[str, ...]
     label: Callable[[Scene], int]
@@ -171,18 +165,7 @@ TASKS = {
 
 
 def items(task: str, split: str, num_samples: int, seed: int, image_size: int = 32) -> list[Item]:
-    """Return pictures of one split of a task, drawn when they are read.
-
-    Args:
-        task: a name in `TASKS`.
-        split: any name; splits of different names share no picture.
-        num_samples: pictures in the split.
-        seed: of the whole data set.
-        image_size: height and width in pixels.
-
-    Raises:
-        KeyError: there is no such task.
-    """
+    """Return the pictures of one split of a task in `TASKS`, drawn on demand; different splits share none."""
     chosen = TASKS[task]
     return [
         Item(
@@ -200,11 +183,7 @@ def scene(task: str, split: str, index: int, seed: int) -> Scene:
 
 
 def picture(task: str, split: str, index: int, seed: int, image_size: int = 32) -> np.ndarray:
-    """Draw one picture.
-
-    Returns:
-        uint8 `[image_size, image_size, 3]`.
-    """
+    """Draw one picture, uint8 `[image_size, image_size, 3]`."""
     rng = _generator(split, index, seed)
     shapes = _scene(TASKS[task], rng)
     canvas = _background(rng, image_size)
@@ -216,15 +195,15 @@ def picture(task: str, split: str, index: int, seed: int, image_size: int = 32) 
 
 
 def _png(draw: Callable[..., np.ndarray], *which: str | int) -> bytes:
-    """Draw a picture, and encode it as PNG without compression, which these noisy pictures gain little from.
+    """Draw a picture, and encode it as PNG without compression, which noisy pictures gain little from.
 
-    Pillow takes ten times as long to do so for a picture of 32 x 32.
+    Pillow takes ten times as long for 32 x 32 pixels.
 
     Source: W3C, Portable Network Graphics (Third Edition), sections 5 and 11.2
     """
     pixels = draw(*which)
     height, width, _ = pixels.shape
-    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # before each row its filter, 0
+    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # filter type 0 precedes each row
     rows[:, 1:] = pixels.reshape(height, -1)
     chunks = (
         (b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)),  # 8 bits a channel, RGB
@@ -274,10 +253,7 @@ def _shape(task: Task, rng: np.random.Generator, location: int) -> Shape:
 
 
 def _draw(canvas: np.ndarray, shape: Shape) -> None:
-    """Paint a shape: a soft shade on the ground, then the body, lit from the top left.
-
-    Edges are one pixel soft.
-    """
+    """Paint a shape with antialiased edges: a soft shadow, then the body, lit from the top left."""
     y, x = _grid(canvas.shape[1])
     y, x = (y - shape.centre[0]) / shape.radius, (x - shape.centre[1]) / shape.radius
     cos, sin = math.cos(shape.angle), math.sin(shape.angle)
@@ -290,7 +266,7 @@ def _draw(canvas: np.ndarray, shape: Shape) -> None:
 
 
 def _background(rng: np.random.Generator, image_size: int) -> np.ndarray:
-    """Draw two muted tones that run into each other, with a slow ripple across. `[3, S, S]`, 0 to 1."""
+    """Draw two muted tones that blend, with a slow ripple across: `[3, S, S]`, 0 to 1."""
     y, x = _grid(image_size)
     hue, saturation, value, spread, turn, ripple_turn, frequency, phase = rng.uniform(0, 1, 8).tolist()
     value = 0.22 + 0.6 * value
@@ -319,26 +295,19 @@ def _grid(image_size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 # Glyphs: letters of an invented alphabet, in the spirit of Omniglot. A letter is two to four strokes between
-# the nine points of a 3 x 3 lattice, straight or bent. Every writing of it is turned, sheared, scaled, moved
-# and shaken a little, with a random width of pen and a random pair of tones. The label of a picture is its
+# the nine points of a 3 x 3 lattice, straight or bent. Each drawing of it is turned, sheared, scaled, moved
+# and jittered a little, with a random pen width and a random pair of tones. The label of a picture is its
 # letter.
 
 NUM_LETTERS = 60
 GLYPH_NAMES = tuple(f"letter {number:02d}" for number in range(NUM_LETTERS))
 _ALPHABET_SEED = 2021
 _POINTS_PER_STROKE = 6
-_LEAST_DIFFERENCE = 0.06  # mean over the pixels of two letters
+_LEAST_DIFFERENCE = 0.06  # mean absolute pixel difference of two letters
 
 
 def glyph_items(split: str, num_samples: int, seed: int, image_size: int = 32) -> list[Item]:
-    """Return writings of one split, the letters in turn, drawn when they are read.
-
-    Args:
-        split: any name; splits of different names share no picture.
-        num_samples: pictures in the split.
-        seed: of the whole data set.
-        image_size: height and width in pixels.
-    """
+    """Return the glyphs of one split, cycling through the letters, drawn on demand; splits share none."""
     return [
         Item(
             f"{split}_{index:07d}",
@@ -350,11 +319,7 @@ def glyph_items(split: str, num_samples: int, seed: int, image_size: int = 32) -
 
 
 def glyph_picture(split: str, index: int, seed: int, image_size: int = 32) -> np.ndarray:
-    """Draw one writing.
-
-    Returns:
-        uint8 `[image_size, image_size, 3]`.
-    """
+    """Draw one glyph, uint8 `[image_size, image_size, 3]`."""
     rng = np.random.default_rng((seed, zlib.crc32(split.encode()), index))
     strokes = glyph_alphabet()[index % NUM_LETTERS]
     strokes = strokes + rng.normal(0, 0.05, (len(strokes), 1, 2)) + rng.normal(0, 0.025, strokes.shape)
@@ -374,10 +339,9 @@ def glyph_picture(split: str, index: int, seed: int, image_size: int = 32) -> np
 
 @cache
 def glyph_alphabet() -> tuple[np.ndarray, ...]:
-    """Return the strokes of every letter as polylines, `[strokes, points, 2]`, (y, x).
+    """Return the strokes of every letter as polylines, `[strokes, points, 2]`, (y, x), all different.
 
-    They are centred, the longer side from -1 to 1. A letter that looks too much like an earlier one is
-    skipped.
+    They are centred, the longer side from -1 to 1.
     """
     letters: list[np.ndarray] = []
     inks: list[np.ndarray] = []
@@ -408,13 +372,13 @@ def _letter(rng: np.random.Generator) -> np.ndarray:
 
 
 def _ink(strokes: np.ndarray, width: float, image_size: int) -> np.ndarray:
-    """Return the share of each pixel that the pen covers: `[S, S]`, 0 to 1. Edges are one pixel soft."""
+    """Return the share of each pixel that the pen covers, `[S, S]`, 0 to 1, with antialiased edges."""
     line = (np.arange(image_size, dtype=np.float32) + 0.5) * (2 / image_size) - 1
     (y, x), (down, right) = (
         part.reshape(-1, 2).T.astype(np.float32)[:, :, None]
         for part in (strokes[:, :-1], np.diff(strokes, axis=1))
     )
-    y, x = line - y, line - x  # [segments, S] each: numpy is quickest where the last axis is long
+    y, x = line - y, line - x  # NumPy is fastest if the last axis is long
     length = np.maximum(down**2 + right**2, 1e-9)[:, :, None]
     along = np.clip(((y * down)[:, :, None] + (x * right)[:, None, :]) / length, 0, 1)
     off_y, off_x = y[:, :, None] - along * down[:, :, None], x[:, None, :] - along * right[:, :, None]

@@ -1,6 +1,6 @@
 """Images listed in a table: CSV, TSV, and parquet files with paths or with the encoded images themselves.
 
-The columns are `path,label` or, where an image may have several classes, `path,labels`; perhaps `split` and
+The columns are `path,label` or, if an image may have several classes, `path,labels`; optionally `split` and
 `group`.
 """
 
@@ -26,7 +26,7 @@ from vitctl.system import limits
 from vitctl.system.files import error_text, open_regular, parsing
 from vitctl.system.text import one_edit_away, one_line, same_name
 
-# What the columns of other programs' tables are called: of Hugging Face's imagefolder, of Kaggle, of pandas.
+# Column names in other programs' tables: Hugging Face's imagefolder, Kaggle, pandas.
 _USUAL = {
     "path": (
         "path", "file_name", "filename", "file", "file_path", "filepath", "image_path", "image_name", "image",
@@ -38,11 +38,11 @@ _USUAL = {
     "labels": ("labels", "tags", "classes"),
     "split": ("split", "subset"),
 }  # fmt: skip
-_WEAK = ("image_id", "id")  # a number of the row, where a column of files is there too
-_SPLITTING = ("is_valid", "is_test", "is_train", "fold", "partition", "set")  # of splits, in other forms
+_WEAK = ("image_id", "id")  # a row number, if there is also a column of files
+_SPLITTING = ("is_valid", "is_test", "is_train", "fold", "partition", "set")  # splits in other forms
 _KNOWN = {name for usual in _USUAL.values() for name in usual}
-_SUFFIXES = ("", ".jpg", ".jpeg", ".png", ".JPG", ".webp", ".tif", ".bmp")  # that Kaggle's tables leave out
-FOLDERS = ("images", "image", "imgs", "img", "train", "data")  # beside a table, of its images
+_SUFFIXES = ("", ".jpg", ".jpeg", ".png", ".JPG", ".webp", ".tif", ".bmp")  # omitted in Kaggle's tables
+FOLDERS = ("images", "image", "imgs", "img", "train", "data")  # next to a table, with its images
 _BETWEEN_LABELS = ";"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?inf", re.ASCII | re.IGNORECASE)
 _WHOLE = re.compile(r"(-?\d{1,18})(\.0*)?", re.ASCII)
@@ -50,7 +50,7 @@ Row = Mapping[str, Any]
 
 
 def read_split_tables(tables: Mapping[str, Path]) -> dict[str, Originals]:
-    """Read a table in the folder of each split, as Hugging Face's imagefolder has them; see `read_table`."""
+    """Read one table in each split's folder, the layout of Hugging Face's imagefolder; see `read_table`."""
     folder = next(iter(tables.values())).parent.parent
     return _read_rows(
         folder / "table",
@@ -63,17 +63,14 @@ def read_split_tables(tables: Mapping[str, Path]) -> dict[str, Originals]:
 
 
 def read_table(path: Path) -> dict[str, Originals]:
-    """Read a list of images with its header line, split at commas, semicolons or tabs, as its header is.
+    """Read a list of images with a header line, separated by commas, semicolons or tabs like its header.
 
-    The columns are path, label or labels, and perhaps split, or what other programs call them, see `_USUAL`;
-    others are passed over. Labels are class names, sorted by code point, or all of them class numbers from 0;
-    -1 is no label. The column `labels` may hold several, as in `cat;dog`, and every image of the table counts
-    as one that may have several classes. Paths are relative to the table, perhaps from the folder of the
-    images beside it and without their ending, as Kaggle has them; the path becomes the key. Rows without a
-    split belong to `train`.
-
-    Raises:
-        DataError: columns, files or labels are wrong; one line for all missing files.
+    The columns are path, label or labels, and optionally split, or what other programs call them, see
+    `_USUAL`; others are ignored. Labels are class names, sorted by code point, or all of them class numbers
+    from 0; -1 means no label. The column `labels` may hold several, as in `cat;dog`; then every image of the
+    table counts as one that may have several classes. Paths are relative to the table, or as in Kaggle's
+    tables to a folder of images next to it, without extension; the path becomes the key. Rows without a split
+    belong to `train`. All missing files are reported in one line.
     """
     return _read_rows(path, _table_rows(path))
 
@@ -119,10 +116,9 @@ def lists_images(path: Path) -> bool:
 
 
 def columns_of(path: Path, columns: Sequence[str]) -> list[str]:
-    """Return the columns of a table by our names, path, label or labels, and split; others keep theirs.
+    """Return the columns by our names, path, label or labels, and split; others keep their names.
 
-    Raises:
-        DataError: there is no column of paths or of labels, or there are several.
+    Raises DataError if paths or labels are missing or ambiguous.
     """
     plain = [re.sub(r"[\s-]+", "_", name.strip().lower()) for name in columns]
     if len({*plain}) < len(plain):
@@ -150,9 +146,7 @@ def columns_of(path: Path, columns: Sequence[str]) -> list[str]:
 
 
 def _found(path: Path, rows: Sequence[Row]) -> Sequence[Row]:
-    """Return the rows with the paths of their files: perhaps from the folder of the images beside the table,
-    and with their ending. The splits are those of the folders, if the table has none.
-    """
+    """Return the rows with actual file paths: a table may omit its image folder and the extension."""
     known = (path.stem.lower(), *FOLDERS)
     beside = [one.name for one in sorted(path.parent.glob("*/")) if one.name.lower() in known]
     ways = list(product(("", *beside), _SUFFIXES))
@@ -211,7 +205,7 @@ def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
 
 
 def _joined(class_names: Sequence[str], column: str) -> tuple[Doubt, ...]:
-    """Return a doubt if a class name looks like several labels: other classes have its parts too."""
+    """Return a doubt if a class name looks like several labels: other classes share its parts."""
     for mark in ",|":
         parts = {name: [part.strip() for part in name.split(mark)] for name in class_names}
         counts = Counter(part for own in parts.values() for part in {*own})
@@ -224,10 +218,7 @@ def _joined(class_names: Sequence[str], column: str) -> tuple[Doubt, ...]:
 
 
 def _label_names(value: Any, where: str) -> tuple[str, ...]:
-    """Return the label of one image, or a list of them, as text.
-
-    `007` and `7` are one class, and so are ` cat` and `cat`. Raises DataError where a label is missing.
-    """
+    """Return an image's label, or a list of them, as text: `007` is `7`. Raises DataError without one."""
     names = []
     for one in value if isinstance(value, list) else [value]:
         text = same_name(str(one).strip())
@@ -240,18 +231,14 @@ def _label_names(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _split_up(value: Any) -> Any:
-    """Return the labels in a text such as `cat;dog` as a list, anything else as it is."""
+    """Return the labels in a text such as `cat;dog` as a list, anything else unchanged."""
     if not isinstance(value, str):
         return value
     return [one for one in value.split(_BETWEEN_LABELS) if one.strip()] or [""]
 
 
 def _class_names(path: Path, labels: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return the classes of a column of labels, and the class number of each label; -1 for none.
-
-    Raises:
-        DataError: all labels are numbers, and one is no class number; or one claims millions of classes.
-    """
+    """Return the classes of a column of labels, and the class number of each label; -1 for none."""
     names = sorted({label for given in labels for label in given} - {"-1"})
     numbers = {name: label for label, name in enumerate(names)}
     if all(map(_NUMBER.fullmatch, names)):
@@ -281,27 +268,19 @@ def _numbered(num_classes: int) -> tuple[str, ...]:
     return tuple(str(label) for label in range(num_classes))
 
 
-# Parquet, as Hugging Face lays it out: a column of encoded images, and one of labels whose names are in the
+# Parquet in Hugging Face's layout: a column of encoded images, and one of labels, whose names are in the
 # file's metadata.
 
 _IMAGE, _LABEL = ("image", "img", "jpg", "png"), ("label", "fine_label", "labels", "cls")
-_WITH_WNID = re.compile(r"(.+)_n\d{8}(\.JPEG)")  # ImageNet's names there end with the class once more
+_WITH_WNID = re.compile(r"(.+)_n\d{8}(\.JPEG)")  # ImageNet's names there repeat the class at the end
 
 
 def read_parquet(files: list[Path]) -> dict[str, Originals]:
     """Read images and labels. Files like `train-00000-of-00005.parquet` belong to the split they begin with.
 
     A column of lists gives every image several labels. A file that has paths instead of images is a table
-    like any other.
-
-    Rows can only be read by the group, so the images are written to a temporary file once, from which the
-    shuffle reads. The key is the image's path if all are different, otherwise its number.
-
-    Args:
-        files: parquet files of one data set.
-
-    Raises:
-        DataError: pyarrow is missing, a file is damaged, or a column is missing.
+    like any other. Rows can only be read by the group, so the images are written to a temporary file once,
+    from which the shuffle reads. The key is the image's path if all are different, otherwise its number.
     """
     names = open_parquet(files[0]).schema_arrow.names if len(files) == 1 else []
     if "path" in [name.strip().lower() for name in names] and _is_header(names):
@@ -319,7 +298,6 @@ def read_parquet(files: list[Path]) -> dict[str, Originals]:
 
 
 def _parquet_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a table of paths."""
     rows: list[dict[str, Any]] = []
     num_bytes = 0
     for cells in parquet_dicts(path, open_parquet(path), batch_size=1024):
@@ -328,7 +306,7 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
             raise DataError(path, "should have a path and a label in every row")
         rows.append({**row, "path": str(row["path"])})
         num_bytes += sum(len(str(value)) for value in row.values())
-        if num_bytes > limits.TABLE:  # a dictionary in the file makes much of little
+        if num_bytes > limits.TABLE:  # dictionary encoding can expand enormously
             raise DataError(path, f"holds more bytes of text than {limits.TABLE:,}")
     if not rows:
         raise DataError(path, "lists no images")
@@ -336,7 +314,7 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_images(splits: Mapping[str, Sequence[Path]]) -> dict[str, Originals]:
-    """Read parquet files of images by their splits, which share their classes."""
+    """Read parquet files of images by split; the splits share their classes."""
     spool, first = _Spool(), next(iter(splits.values()))[0]
     stored_names = dict[tuple[str, ...], Path]()
     rows = {split: list[tuple[str, tuple[str, ...], bool, int, int]]() for split in splits}
@@ -392,7 +370,7 @@ def _image_and_label(path: Path, columns: list[str]) -> tuple[str, str]:
 
 
 def _names_in_metadata(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...]:
-    """Return the class names that Hugging Face's library stored; empty if there are none."""
+    """Return the class names stored by Hugging Face's library; empty if there are none."""
     try:
         feature = json.loads(metadata[b"huggingface"])["info"]["features"][label]
         names = feature["names"] if "names" in feature else feature["feature"]["names"]
