@@ -1,4 +1,4 @@
-"""Distillation: a network that is trained also learns from a frozen one, its teacher."""
+"""Distillation: a network also learns from a frozen one, its teacher."""
 
 from dataclasses import dataclass
 
@@ -20,8 +20,8 @@ class Teacher:
     """A network to learn from.
 
     Args:
-        model: on the device, at the image size of the student.
-        colours: mean and std of the images that it is given.
+        model: on the device, at the student's image size.
+        colours: mean and std of its input images.
         sha256: digest of its weights.
     """
 
@@ -31,11 +31,10 @@ class Teacher:
 
 
 class Distilled:
-    """The objective of a training with a teacher: (1 - weight) * loss + weight * distillation, summed over
-    the batch.
+    """Objective with a teacher: (1 - weight) * loss + weight * distillation, summed over the batch.
 
-    The teacher sees the pixels that the student sees, augmented, erased and blended, in its own mean and std.
-    It computes first, and keeps nothing for a backward pass.
+    The teacher sees the student's pixels, augmented, erased and blended, normalised by its mean and std. It
+    computes first, without keeping activations.
 
     Args:
         objective: the loss without a teacher.
@@ -43,7 +42,6 @@ class Distilled:
         teacher: is frozen and put into evaluation mode.
         student: not wrapped.
         colours: of the student's images.
-        computation: device and precision of both.
 
     Paper: Hinton et al. 2015; Touvron et al. 2021 (DeiT); Beyer et al. 2022 (the same view for both)
     """
@@ -71,7 +69,6 @@ class Distilled:
         )
 
     def __call__(self, model: nn.Module, batch: Batch, step: int) -> Tensor:
-        """Return the loss, see `Objective`."""
         answers: list[Tensor] = []
         by_features = self._asked.kind == "features"
 
@@ -118,7 +115,6 @@ def distillation_loss(
         weights: `[B]`, 0 for images that do not count.
         kind: "soft": temperature^2 * KL(teacher || student) of softmax(logits / temperature); "hard":
             cross-entropy with the teacher's class; "features": 1 - cosine similarity.
-        temperature: of "soft".
 
     Paper: Hinton et al. 2015; Touvron et al. 2021, Section 4 (hard); Sanh et al. 2019, Section 3 (cosine)
     """
