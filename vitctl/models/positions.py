@@ -1,4 +1,4 @@
-"""Positions of tokens: tables, relative positions, rotary turns."""
+"""Positions of tokens: tables, relative positions, rotary angles."""
 
 import math
 
@@ -12,8 +12,7 @@ Grid = tuple[int, int]
 
 
 def grid_table(rows: Tensor, columns: Tensor, prefix_tokens: int) -> Tensor:
-    """Return the 2-D embedding of every token: that of its column, then that of its row; zeros for prefix
-    tokens.
+    """Return the 2-D embedding of every token: its column's, then its row's; zeros for prefix tokens.
 
     The paper does not say what a class token gets; it has no coordinates.
 
@@ -31,8 +30,9 @@ def grid_table(rows: Tensor, columns: Tensor, prefix_tokens: int) -> Tensor:
 def relative_logits(query: Tensor, offsets: Tensor) -> Tensor:
     """Return query . embedding of the offset p_q - p_k for all pairs of tokens, before any scaling.
 
-    The paper does not say where the class token stands, nor who shares a table. Here tokens are numbered as
-    the encoder sees them, class token first, and each layer has its own table, split into heads as keys are.
+    The paper specifies neither the class token's position nor which layers share a table. Here tokens are
+    numbered in the encoder's order, class token first, and each layer has a table, split into heads like
+    keys.
 
     Args:
         query: `[B, H, N, Dh]`.
@@ -67,16 +67,16 @@ def sincos_table(grid: Grid, hidden_size: int, device: torch.device) -> Tensor:
 
 
 def rotary_turns(config: ViTConfig, like: Tensor, scale: Tensor | None = None) -> Tensor:
-    """Return cosine and sine `[2, N, Dh]` of the angle by which each token's queries and keys are turned.
+    """Return cosine and sine `[2, N, Dh]` of the angle by which each token's queries and keys are rotated.
 
-    Both rules halve a head: half of its angles are the row's, half the column's. DINOv3's coordinates lie
+    Both rules use half of a head's angles for the row, half for the column. DINOv3's coordinates are
     between -1 and 1 at any size, and its periods grow from 1 to almost 100; an angle is shared by elements
-    half a head apart. EVA-02's coordinates count patches, as if there were 16 x 16, and its frequencies fall
-    from 1 to almost 1 / 10,000; an angle is shared by neighbours. Prefix tokens are not turned.
+    half a head apart. EVA-02's coordinates count patches, as if there were 16 x 16, and its frequencies
+    fall from 1 to almost 1 / 10,000; an angle is shared by neighbours. Prefix tokens are not rotated.
 
     Args:
         config: with `rotary`.
-        like: a tensor of the model, for the device; the turns are float32, or float64 as it is.
+        like: a tensor of the model: gives the device, and float64 if it has it, else float32.
         scale: of all coordinates, a scalar.
 
     Source: DINOv3, layers/rope_position_encoding.py; EVA-02, rope.py
@@ -105,7 +105,7 @@ def rotary_turns(config: ViTConfig, like: Tensor, scale: Tensor | None = None) -
 
 
 def turned(vectors: Tensor, turns: Tensor, rule: str) -> Tensor:
-    """Return queries or keys `[..., N, Dh]` turned by `turns` `[2, N, Dh]`, computed in their precision."""
+    """Return queries or keys `[..., N, Dh]` rotated by `turns` `[2, N, Dh]`, computed in their precision."""
     cosine, sine = turns.unbind(0)
     wide = vectors.to(torch.promote_types(vectors.dtype, turns.dtype))
     if rule == "dinov3":
@@ -121,20 +121,18 @@ CLASS_ROWS = 3  # class token to patches, patches to class token, class token to
 
 
 def num_offsets(grid: Grid) -> int:
-    """Return the rows of a table of relative position biases: one for each offset, and three for the class
-    token.
-    """
+    """Return the rows of a relative position bias table: one per offset, and three for the class token."""
     return (2 * grid[0] - 1) * (2 * grid[1] - 1) + CLASS_ROWS
 
 
 def offset_bias(table: Tensor, grid: Grid, has_token: bool) -> Tensor:
-    """Return what is added to the logits, `[H, N, N]`, queries before keys.
+    """Return the bias added to the logits, `[H, N, N]`, queries before keys.
 
     Args:
         table: `[num_offsets(grid), H]`: the offsets p_q - p_k, rows slowest, from the most negative one; then
             class token to patches, patches to class token, class token to itself.
         grid: rows and columns of patches.
-        has_token: whether a class token stands before the patches.
+        has_token: whether a class token precedes the patches.
 
     Source: BEiT, modeling_finetune.py
     """
