@@ -65,9 +65,8 @@ def check_inputs(
     meta: Mapping[str, Any],
     sources: Iterable[Source | None],
 ) -> None:
-    """Check that this process has read the same start weights, model and splits as rank 0.
-
-    All processes call this. `meta` is what is stored with the weights; a `None` among `sources` is ignored.
+    """Check that this process read the same start weights, model and splits as rank 0; all processes call
+    this.
 
     Raises:
         LaunchError: they differ; the same message on every process.
@@ -85,10 +84,8 @@ def check_inputs(
 def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | None, list[str]]:
     """Return the newest complete checkpoint that rank 0 sees, after every process has read and verified it.
 
-    All processes call this. The parts of a sharded checkpoint are divided among them.
-
-    Returns:
-        the checkpoint, None if there is none; on rank 0 also one line for each newer, incomplete one.
+    All processes call this; the parts of a sharded checkpoint are divided among them. Returns None without
+    checkpoints; on rank 0 also one line for each newer, incomplete one.
 
     Raises:
         CheckpointError: there are checkpoints but none is complete, or a process cannot read the chosen one,
@@ -143,15 +140,10 @@ def check_resumable(
     *,
     can_go_on: bool = True,
 ) -> str:
-    """Check that a training may resume from a checkpoint; all processes call this.
+    """Check that a training may resume from a checkpoint; return, on rank 0, a message for the user or "".
 
-    Args:
-        total_steps: of the training.
-        own: identity of this training; None: unknown.
-        can_go_on: it has steps left; a finished training allows no changes.
-
-    Returns:
-        on rank 0 a message for the user, or "".
+    All processes call this. An unknown identity is None. Without `can_go_on` the training is finished, which
+    allows no changes.
 
     Raises:
         CheckpointError: it may not; the same message on every process.
@@ -207,9 +199,7 @@ def agreed_tensors(
 ) -> CheckpointTensors:
     """Return a checkpoint's tensors, read by every process; of sharded tensors, the rows that it holds.
 
-    Args:
-        weights: of the model, by name.
-        trained: those that the optimizer updates.
+    `trained` are those of `weights` that the optimizer updates.
 
     Raises:
         CheckpointError: a process could not read them after verifying them; the same on every process.
@@ -238,13 +228,8 @@ def check_same_state(
 ) -> None:
     """Check that step, weights, average and optimizer state are the same on all processes.
 
-    With a sharded model each process holds different parts; their sum is compared with the one that the
-    checkpoint records.
-
-    Args:
-        step: finished steps.
-        everything: (part, name, tensor) of all training state.
-        saved: the checkpoint that the run resumes from, or None.
+    With a sharded model each process holds different parts; their sum is compared with the one recorded in
+    the checkpoint `saved`. `everything` yields (part, name, tensor) of all training state.
 
     Raises:
         LaunchError: they differ; the same line on every process.
@@ -303,8 +288,6 @@ _IMAGES = {"train": "training images", "score": "images that are scored"}
 
 
 class ImagesLine(BaseModel):
-    """The images of a training as recorded."""
-
     model_config = ConfigDict(strict=True)
 
     sha256: str = Field(max_length=100)
@@ -326,13 +309,7 @@ class MadeOf(BaseModel):
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of the training in a folder.
-
-    Args:
-        folder: holds its checkpoints.
-        made_of: see `identity`.
-        network: configuration of its network.
-    """
+    """Identity of the training in a folder; `made_of` is that of `identity`, `network` its configuration."""
 
     folder: Path
     made_of: dict[str, Any]
@@ -340,7 +317,6 @@ class Identity:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The field stored in checkpoints."""
         return {KEY: self.made_of}
 
     def check(self, saved: SavedCheckpoint, *, can_go_on: bool) -> str:
@@ -414,11 +390,8 @@ def identity(
 ) -> Identity:
     """Return a training's identity: its images, start weights, and the recipe values that decide the result.
 
-    Args:
-        folder: holds its checkpoints.
-        start_weights_sha256, teacher_sha256: digests; empty without any.
-        computation: what else decides the last bits, for a run that promises them; else empty.
-        network: its configuration, as checkpoints store it.
+    The digests are empty without such weights. `computation` is what else decides the last bits, for a run
+    that promises them.
     """
     images = {"train": train_on, "score": score_on}
     made_of = {
@@ -432,9 +405,7 @@ def identity(
 
 
 def changed_on_purpose(run_dir: Path) -> dict[str, Any]:
-    """Return the provenance field of a run resumed with a change; its digests and recipe are the final
-    ones.
-    """
+    """Return the provenance field of a run resumed with a change; its other fields are the final ones."""
     allowed = read_allowed(run_dir)
     return {"changed_on_purpose": allowed["said"] or True} if allowed["before"] else {}
 

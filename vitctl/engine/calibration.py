@@ -36,8 +36,7 @@ def calibration(likely: np.ndarray, right: np.ndarray, losses: np.ndarray) -> di
     probability of their bin; the 15 bins have equal width and include their upper ends.
 
     Args:
-        likely: float64 `[N]`, the probability of the answer; N is at least 1.
-        right: bool `[N]`, whether it is correct.
+        likely, right: float64 and bool `[N]`, the answer's probability, and whether it is correct; N >= 1.
         losses: float64 `[N, 2]`, see `image_losses`.
 
     Source: Guo et al. 2017, On calibration of modern neural networks, Section 2
@@ -77,7 +76,6 @@ def fit_temperature(logits: Tensor, classes: Tensor) -> float:
         parts.append((wide, wide.gather(1, own)))
 
     def slope(temperature: float) -> float:
-        """Return the derivative of the summed loss by 1 / T."""
         means = (((rows / temperature).softmax(dim=1) * rows).sum() - own.sum() for rows, own in parts)
         return float(sum(means))
 
@@ -104,10 +102,8 @@ def suspected_labels(
     answer differs from its label, and the answer's probability reaches that class's threshold.
 
     Args:
-        classes: int64 `[N]`, the labels, at least 0.
-        own: float64 `[N]`, the probability of the label.
-        answers: int64 `[N]`, the most likely classes.
-        likely: float64 `[N]`, their probability.
+        classes, own: the labels, at least 0, and their probability, `[N]`.
+        answers, likely: the most likely classes, and their probability, `[N]`.
 
     Source: Northcutt, Jiang and Chuang 2021, Confident learning, Section 3.1; of the classes that reach their
     threshold, the most likely one is taken to be the answer

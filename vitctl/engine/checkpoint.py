@@ -73,8 +73,6 @@ _TORN = "torn_"
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A complete checkpoint on disk."""
-
     folder: Path
     state: dict[str, Any]
 
@@ -111,9 +109,8 @@ class SavedCheckpoint:
 class Peers:
     """The processes that write a checkpoint together, one part each; by default a single process.
 
-    Args:
-        part, count: this process's part, from 0, and the number of parts; count 0: not in parts.
-        exchange: gathers a text from each process, in the order of the parts; no other thread may use it.
+    Parts count from 0; `count` 0 means not in parts. `exchange` gathers a text from each process, in the
+    order of the parts; no other thread may use it.
     """
 
     part: int = 0
@@ -142,7 +139,6 @@ def save_checkpoint(
     their parts.
 
     Args:
-        step: finished steps.
         tensors: by file (model, average if any, optimizer) and name; of a part, what this process holds.
         config, meta: of the model, stored inside the weights files.
         state: what else a resume needs; JSON.
@@ -371,16 +367,10 @@ def _matches_record(path: Path, recorded: Mapping[str, Any], by_size: bool) -> b
 
 
 def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], coming: int | None = None) -> bool:
-    """Delete temporary folders of crashes, and all checkpoints except those worth keeping.
+    """Delete temporary folders of crashes and old checkpoints. Return whether a checkpoint was deleted.
 
-    Kept are the `last` newest, the `best` with the highest scores, and those from which a run started.
-
-    Args:
-        scores: step -> score.
-        coming: a step about to be saved, which counts as kept; the newest on disk is never deleted.
-
-    Returns:
-        whether a checkpoint was deleted.
+    Kept are the `last` newest, the `best` with the highest `scores` (by step), those from which a run
+    started, the newest on disk, and `coming`, a step about to be saved.
     """
     folders = {step: path for path in step_folders(root) if (step := step_of(path)) is not None}
     steps = sorted({*folders, *(() if coming is None else (coming,))})
@@ -397,10 +387,7 @@ _STARTED = "start_of_a_run"
 
 
 def mark_start(folder: Path) -> None:
-    """Mark a checkpoint as the start of another run, which reads it again on resume or replay.
-
-    A read-only folder, such as a shared archive, stays unmarked.
-    """
+    """Mark a checkpoint as the start of another run, which rereads it; a read-only folder stays unmarked."""
     with suppress(OSError):
         write_text(folder / _STARTED, "")
 
@@ -431,12 +418,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass
 class Saver:
-    """Writes the checkpoints of one process, one at a time.
+    """Writes the checkpoints of one process, one at a time, and keeps the `last` and the `best`.
 
-    Args:
-        config, meta: of the model, stored inside the weights files.
-        last, best: how many checkpoints are kept.
-        journal: records each save and its duration; only the first peer writes it.
+    `config` and `meta` of the model are stored inside the weights files. `journal`, of the first peer,
+    records each save and its duration.
     """
 
     root: Path
@@ -467,10 +452,7 @@ class Saver:
     ) -> None:
         """Start copying and writing in the background; `wait_for_copy` returns when the tensors may change.
 
-        Args:
-            step: finished steps.
-            parts: (file, name, tensor) of the model, of its average if any, and of the optimizer.
-            scores: step -> accuracy, to choose the best checkpoints.
+        `parts` as in `parts`; `scores`: step -> accuracy, to choose the best checkpoints.
         """
         began = time.perf_counter()
         copy = partial(self._copy, list(parts))
@@ -586,9 +568,7 @@ class Saver:
     def _try_write(
         self, step: int, write: Callable[[], Path], num_bytes: int, scores: Mapping[int, float]
     ) -> Path | None:
-        """Write a checkpoint; on a full disk delete old ones first, then retry. None, with `_problem` set, on
-        failure.
-        """
+        """Write a checkpoint; on a full disk delete old ones, then retry. On failure set `_problem`."""
         while True:
             has_room = _free_bytes(self.root) >= num_bytes + SPARE_BYTES
             if not has_room and self._delete_old(step, scores):
@@ -654,9 +634,8 @@ def parts(
 def check_space(root: Path, model: nn.Module, average: Average | None, *, slots: int, kept: int) -> None:
     """Check before the first save that the disk has room for all kept checkpoints and the one being written.
 
-    Args:
-        root: the run's checkpoints folder; its checkpoints count as written, except those never deleted.
-        slots: numbers that the optimizer keeps per weight.
+    The folder's checkpoints count as written, except those never deleted. `slots` are the numbers that the
+    optimizer keeps per weight.
 
     Raises:
         CheckpointError: there is not enough space.

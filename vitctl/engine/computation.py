@@ -31,11 +31,7 @@ from vitctl.system.files import read_json
 def largest_micro_batch(fits: Callable[[int], bool], share: int) -> int:
     """Return the images per pass, 1 to share, that cut a share into as few equal parts as possible.
 
-    The number of parts doubles until one fits, and is then bisected; the last part may be smaller.
-
-    Args:
-        fits: whether a forward and backward pass over so many images succeeds.
-        share: images of a process in a global batch, at least 1.
+    The number of parts doubles until `fits` accepts one, and is then bisected; the last part may be smaller.
 
     Raises:
         LaunchError: a single image does not fit.
@@ -69,10 +65,8 @@ def fits_everywhere(
 ) -> bool:
     """Return whether a forward and backward pass fits on all processes; model and gradients stay as they are.
 
-    Args:
-        model: not wrapped yet, so that a process that fails does not block the others.
-        reserve: bytes that training needs in addition: optimizer state, averages.
-        adds_up: gradients exist before the pass: sums of earlier micro-batches, or DDP's buckets.
+    The model must not be wrapped, so that a process that fails does not block the others. `reserve` is in
+    bytes: optimizer state, averages. `adds_up`: gradients exist before the pass.
     """
     train_mode(model)
     fitted = True
@@ -129,9 +123,7 @@ def attention_kernel(
     """Return machine.attention, with 'auto' resolved by a rule that training, scoring and predicting share.
 
     The rule depends on the kind of device, the precision and the number of tokens, not on load or batch.
-
-    Args:
-        lanes: the training promises the same bits, which not every fused kernel does.
+    `lanes` promise the same bits, which not every fused kernel keeps.
     """
     if machine.attention != "auto":
         return machine.attention
@@ -289,10 +281,7 @@ _KERNELS = {
 
 @contextmanager
 def exact(runtime: Runtime, threads: int) -> Iterator[None]:
-    """Within the block the same images and weights give the same bits.
-
-    Args:
-        threads: of this process on a CPU.
+    """Within the block the same images and weights give the same bits; `threads` are those of a CPU.
 
     Raises:
         LaunchError: an operation has no deterministic kernel on this device.
@@ -359,8 +348,7 @@ def computation(runtime: Runtime, **chosen: Any) -> dict[str, Any]:
 def processor(device: torch.device) -> dict[str, str]:
     """Return what the last bits of a device's products depend on besides package versions, by name.
 
-    These are a CPU's instructions, or a GPU's driver and libraries; and environment variables that choose
-    kernels.
+    A CPU's instructions or a GPU's driver and libraries, and environment variables that choose kernels.
     """
     if device.type != "cuda":
         return {"processor": cpu_kind(_CPUINFO), **_library_settings()}

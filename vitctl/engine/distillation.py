@@ -17,13 +17,7 @@ Colours = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std of images
 
 @dataclass(frozen=True)
 class Teacher:
-    """A network to learn from.
-
-    Args:
-        model: on the device, at the student's image size.
-        colours: mean and std of its input images.
-        sha256: digest of its weights.
-    """
+    """A network to learn from, on the device at the student's image size; `colours` are its mean and std."""
 
     model: Model
     colours: Colours
@@ -33,15 +27,9 @@ class Teacher:
 class Distilled:
     """Objective with a teacher: (1 - weight) * loss + weight * distillation, summed over the batch.
 
-    The teacher sees the student's pixels, augmented, erased and blended, normalised by its mean and std. It
-    computes first, without keeping activations.
-
-    Args:
-        objective: the loss without a teacher.
-        asked: [distillation].
-        teacher: is frozen and put into evaluation mode.
-        student: not wrapped.
-        colours: of the student's images.
+    The teacher, frozen and in evaluation mode, sees the student's pixels, augmented, erased and blended,
+    normalised by its mean and std. It computes first, without keeping activations. `colours` are those of the
+    student's images.
 
     Paper: Hinton et al. 2015; Touvron et al. 2021 (DeiT); Beyer et al. 2022 (the same view for both)
     """
@@ -96,7 +84,6 @@ class Distilled:
 
     @torch.no_grad()
     def _answer(self, images: Tensor) -> Tensor:
-        """Return the teacher's logits or representation of the student's images."""
         with self._computation.autocast():
             seen = images if self._is_same else images * self._scale + self._shift
             answer: Tensor = (

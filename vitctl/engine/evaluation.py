@@ -95,7 +95,6 @@ class Score:
 
     @property
     def accuracy(self) -> float:
-        """Share of correct images, 0..1."""
         return self.correct / self.total
 
 
@@ -165,10 +164,7 @@ def _packed(runtime: Runtime, model: nn.Module) -> AbstractContextManager[None]:
 
 
 def _sent(runtime: Runtime, batches: Iterable[Batch], stop: StopFlag) -> Iterator[Batch]:
-    """Yield the batches, sent to the device ahead of use.
-
-    Raises Stopped between batches if any process received a signal or cannot fetch its images.
-    """
+    """Yield the batches, sent to the device ahead of use; raise Stopped if any process should stop."""
     with Transfer(runtime.device).ahead(batches) as ahead:
         coming = iter(ahead)
         while True:
@@ -185,10 +181,7 @@ def _sent(runtime: Runtime, batches: Iterable[Batch], stop: StopFlag) -> Iterato
 
 
 def _by_class(best: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return images, correct predictions and predictions per class [K, 3].
-
-    An image with several labels counts for the first; unlabelled images do not count.
-    """
+    """Return images, correct predictions and predictions per class [K, 3]; only first labels count."""
     classes = label_sets(labels)[:, 0]
     counted = classes >= 0
     by_class = count_by_class(correct_predictions(best, labels)[counted], classes[counted], num_classes)
@@ -290,12 +283,8 @@ def representations(
 ) -> Tensor:
     """Return the classification layer's input for every image of a split, in the split's order.
 
-    Args:
-        as for `evaluate_model`; `model.features` gives [B, R].
-        everywhere: every process gets the result.
-
-    Returns:
-        [num_images, R] float32 on the CPU; a meta tensor on processes that do not get it.
+    Arguments as for `evaluate_model`, with `model.features` giving [B, R]. The result is float32
+    [num_images, R] on the main process's CPU, or on each if `everywhere`; a meta tensor elsewhere.
 
     Raises:
         Stopped: any process received a signal.
@@ -319,10 +308,9 @@ def _table(
     *,
     everywhere: bool,
 ) -> Tensor:
-    """Apply `row` to each batch of a split, and collect the rows in sample order.
+    """Apply `row` to each batch of a split and collect the rows in sample order; others get a meta tensor.
 
-    Rows are gathered in windows on the main process's CPU, or on each process if `everywhere`; others get a
-    meta tensor. Raises DataError unless each image occurs once.
+    Raises DataError unless each image occurs once.
     """
     table: Tensor | None = None
     device = "cpu" if everywhere or runtime.is_main else "meta"
@@ -371,8 +359,9 @@ def cached_features(
 ) -> tuple[Tensor | None, bool]:
     """Return a split's representations from the cache, or compute and store them.
 
+    The main process alone gets them and uses the cache; the second result is whether they were cached.
+
     Args:
-        runtime: only its main process reads and writes the cache.
         folder: of the cache; None stores nothing.
         key: everything that the numbers depend on, as JSON: digests of weights and data, pre-processing,
             precision.
@@ -381,9 +370,6 @@ def cached_features(
         num_images: cached files of another length are not used.
         limit_bytes: the least recently used files are deleted until the folder is no larger.
         note: called with a message if the cache cannot be written or a cached file is damaged.
-
-    Returns:
-        the representations, on the main process alone; and whether they came from the cache.
     """
     text = json.dumps(key, sort_keys=True)
     file = None if folder is None else folder / f"{hashlib.sha256(text.encode()).hexdigest()}{SUFFIX}"

@@ -39,12 +39,7 @@ def choose_shots(
 ) -> NDArray[np.int64]:
     """Draw `shots` images of each class with one generator per seed; fewer shots are prefixes of more.
 
-    Args:
-        labels: [N] of the training split.
-        class_names, fix: for the message; without names, classes are numbered.
-
-    Returns:
-        [num_classes * shots] positions in `labels`, class by class.
+    `labels` are [N]; the result is [num_classes * shots] positions in them, class by class.
 
     Raises:
         DataError: a class has too few images.
@@ -99,14 +94,11 @@ class Ridge:
         return weight, BIAS * constant - weight @ self.mean
 
     def left_out(self, train: Tensor, labels: Tensor, l2: float) -> Tensor:
-        """Return leave-one-out scores [M, K]: each training image scored by the solution of all others.
+        """Return leave-one-out scores [M, K]: each training image [M, R] scored by the solution of all
+        others.
 
         In closed form, (f - h y) / (1 - h) for a score f with target y and leverage h; mean and std remain
         those of all images.
-
-        Args:
-            train: [M, R], among the images that were decomposed.
-            labels: [M] integers.
         """
         projected = self.project(train)
         norms = self.basis.square().sum(dim=0)
@@ -122,13 +114,7 @@ class Ridge:
 def decompose(
     train: Tensor, train_labels: Tensor, *, num_classes: int, dtype: torch.dtype = torch.float64
 ) -> Ridge:
-    """Standardise, append the constant column, and decompose.
-
-    Args:
-        train: [N, R] representations of the chosen images.
-        train_labels: [N] integers.
-        dtype: of the computation, whatever that of `train`.
-    """
+    """Standardise [N, R] representations, append the constant column, and decompose, computing in `dtype`."""
     num = len(train)
     mean = torch.stack([part.to(dtype).sum(dim=0) for part in torch.split(train, _CHUNK)]).sum(dim=0) / num
     spread = torch.stack(
@@ -150,13 +136,7 @@ def decompose(
 def fit_and_score(
     train: Tensor, train_labels: Tensor, test: Tensor, *, num_classes: int, l2: float
 ) -> Tensor:
-    """Return scores [M, K] of the test images [M, R] for one regulariser, in float64.
-
-    Args:
-        train: [N, R] representations of the chosen images.
-        train_labels: [N] integers.
-        l2: regulariser, not divided by N.
-    """
+    """Return scores [M, K] of test images [M, R], trained on [N, R], in float64; l2 is not divided by N."""
     ridge = decompose(train, train_labels, num_classes=num_classes)
     return ridge.scores(ridge.project(test), l2)
 
@@ -206,16 +186,11 @@ def count_correct(
 
 
 def choose_l2(accuracies: NDArray[np.float64], *, leave_self_out: bool) -> NDArray[np.int64]:
-    """Return the regulariser for each data set: the one with the best mean rank over the data sets.
+    """Return the regulariser for each data set, [S] grid positions: the best mean rank over the data sets.
 
-    Ranks within a data set are argsort of argsort, so the first of equal accuracies has the lower rank.
-
-    Args:
-        accuracies: [S, L] of S data sets at L regularisers; test accuracies, as in the authors' evaluator.
-        leave_self_out: exclude a data set's own ranks when choosing for it; needs two data sets.
-
-    Returns:
-        [S] positions on the grid; all the same unless leave_self_out.
+    `accuracies` [S, L] are test accuracies, as in the authors' evaluator. Ranks within a data set are
+    argsort of argsort, so the first of equal accuracies has the lower rank. With `leave_self_out` a data
+    set's ranks are excluded when choosing for it; otherwise all get the same.
 
     Raises:
         DataError: leave_self_out with one data set.

@@ -111,9 +111,8 @@ def end_of(path: Path, size: int | None = None) -> str:
 
 
 def begins(path: Path, end: str) -> bool:
-    """Return whether a file starts with the bytes that `end` describes; see `end_of`.
-
-    For the format of an earlier release, which linked lines instead, any file is accepted.
+    """Return whether a file starts with the bytes that `end` describes; accepts any file for an early
+    `end`.
     """
     size, names_bytes, _ = end.partition(":")
     if not names_bytes:
@@ -161,12 +160,7 @@ def silent(_record: Record) -> None:
 def never_raising(
     report: Callable[..., None], log: Path | None, what: str = "progress cannot be shown any more"
 ) -> Callable[..., None]:
-    """Return `report` without its errors, because a failure to show progress must not end the run.
-
-    Args:
-        log: gets a warning about the first error; None: no warning.
-        what: the start of that warning.
-    """
+    """Return `report` without its errors, which must not end the run; the first is logged as a warning."""
     was_reported = log is None
 
     def show(record: Record, **named: Any) -> None:
@@ -199,11 +193,7 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
 
 def parse_json_text(text: str) -> Any:
-    """Parse the result of `json_text`, or JSON with unquoted NaN and Infinity from older files.
-
-    Raises:
-        ValueError: it is not JSON.
-    """
+    """Parse the result of `json_text`, or unquoted NaN and Infinity from older files. Raises ValueError."""
     return with_infinities(json.loads(text))
 
 
@@ -237,8 +227,7 @@ def read_run_json(path: Path) -> Any:
 def append_record(path: Path, record: Record) -> None:
     """Append one record in a single write, so that processes may share a file; end a torn line first.
 
-    Raises:
-        OSError: the disk is full or the folder is gone; a part of the line may have been written.
+    Raises OSError; a part of the line may have been written.
     """
     line = json_text(record).encode(errors="backslashreplace")  # names that are not UTF-8 stay JSON
     descriptor = no_links(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
@@ -331,11 +320,8 @@ class Journal:
     """Writes records to a run's log.jsonl and passes them to the progress display.
 
     A log that cannot be written does not stop the run: there is one warning, and records are written later.
-    Beyond MOST_HELD held records the oldest are dropped, and counted.
-
-    Args:
-        path: of log.jsonl; None writes nothing (all processes but the first).
-        report: called with every record.
+    Beyond MOST_HELD held records the oldest are dropped, and counted. A None `path` writes nothing (all
+    processes but the first).
     """
 
     def __init__(self, path: Path | None, report: Report = silent) -> None:
@@ -348,12 +334,10 @@ class Journal:
         self.last_shown = -SHOW_SECONDS
 
     def show_progress(self, *, at_once: bool = False, **values: Any) -> None:
-        """Send the current state to the progress display, at most once a second; it is not logged.
+        """Send the current state to the progress display, at most once a second unless `at_once`; not logged.
 
-        Args:
-            at_once: report even if the last report was less than a second ago.
-            values: a training step; or `what`, `done` and `total` of a pass over images; or `text`, what the
-                run is waiting for.
+        `values` are a training step; or `what`, `done` and `total` of a pass over images; or `text`, what
+        the run is waiting for.
         """
         now = time.monotonic()
         if self.path is not None and (at_once or now - self.last_shown >= SHOW_SECONDS):
@@ -373,12 +357,9 @@ class Journal:
             self.write(kind, step=0, text=text)
 
     def watch(self, batches: Iterable[B], what: str, num_images: int, num_processes: int) -> Iterator[B]:
-        """Yield the same batches, with a progress record every few seconds.
+        """Yield the same batches, all of one length, with a progress record every few seconds.
 
-        Args:
-            batches: of this process, all of one length.
-            num_images: of all processes together.
-            num_processes: each has the same number of batches.
+        `num_images` is over all processes, which have equally many batches.
         """
         done, last_written = 0, time.monotonic()
         for batch in batches:

@@ -1,7 +1,4 @@
-"""Lanes: sums of gradients and counts in a fixed order of the global batch's leaves.
-
-The sums have the same bytes on any number of processes.
-"""
+"""Lanes: sums in a fixed order of the global batch's leaves, the same bytes on any number of processes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -39,11 +36,7 @@ def added(tree: Tree, known: Callable[[Tree], Tensors | None]) -> Tensors:
 class LaneSum:
     """Sums gradients and counts over the leaves of the global batch.
 
-    Args:
-        lanes: how the batch is split.
-        num_processes: among which the lanes are divided.
-        nodes: see `Runtime.nodes`.
-        stream: of a GPU, for exchanging sums while it computes; None on a CPU.
+    `nodes`: see `Runtime.nodes`. `stream` exchanges sums while a GPU computes; None on a CPU.
     """
 
     lanes: Lanes
@@ -69,10 +62,7 @@ class LaneSum:
         """Return the sum of the gradients of all leaves, the same on every process.
 
         The last backward pass completes the sum from the last parameter to the first, bucket by bucket.
-
-        Args:
-            leaf: computes the gradients of one of this process's leaves, as tensors that may be overwritten.
-            parameters: in the order of these gradients.
+        `leaf` computes the gradients of one of this process's leaves, as tensors that may be overwritten.
         """
         *before, node = subtrees(self.lanes.tree, self.own)
         sums, lefts = list[Tensors](), list[Tensors]()
@@ -125,10 +115,7 @@ class LaneSum:
             torch._foreach_copy_(mine[-1], shaped)
 
     def _completed(self, sums: Tensor, *stages: tuple[Any, list[range]]) -> Tensor:
-        """Return a part's sum `[S]` from this process's subtrees `[K, S]`; S is a multiple of the processes.
-
-        Each member of a group completes one block, then all gather the blocks.
-        """
+        """Return a part's sum `[S]` from this process's subtrees `[K, S]`; each member completes a block."""
         if not stages:
             return sums[0]
         (group, own), *later = stages
@@ -169,12 +156,7 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class ByLanes:
-    """The gradients of a global batch, by lanes; see `Gradients`.
-
-    Args:
-        model: not wrapped for DDP.
-        seed: of dropout, drawn by (seed, step, leaf).
-    """
+    """The gradients of a global batch, by lanes, see `Gradients`; the model is not wrapped for DDP."""
 
     runtime: Runtime
     model: nn.Module
@@ -182,7 +164,6 @@ class ByLanes:
     lane_sum: LaneSum
 
     def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
-        """Sum over this process's leaves, which the micro-batches are, in order."""
         losses: list[Tensor] = []
         parameters = list(trainable(self.model).values())
 

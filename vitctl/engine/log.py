@@ -46,12 +46,8 @@ class RunLog:
     """The records of one training.
 
     `step` is the last recorded step; `begun` the last whose record only waits for the other processes.
-
-    Args:
-        network: not wrapped.
-        own: positions of this process's images in the global batch.
-        flops_per_image: of a forward and a backward pass.
-        stop: told if the image server is unreachable.
+    `own` are the positions of this process's images in the global batch; `network` is not wrapped;
+    `flops_per_image` covers a forward and a backward pass.
     """
 
     def __init__(
@@ -83,13 +79,9 @@ class RunLog:
     def start(
         self, step: int, facts: Mapping[str, Any], checkpoint: str = "", *, trains: bool = True
     ) -> None:
-        """Record a start, also of a finished run.
+        """Record a start after `step` finished steps, also of a finished run (`trains` false).
 
-        Args:
-            step: finished steps.
-            facts: how it computes.
-            checkpoint: digest of the loaded checkpoint; "" for the start weights.
-            trains: there are steps to do.
+        `facts` say how it computes; `checkpoint` is the digest of the loaded one, "" for the start weights.
         """
         if self._recipe.log.trace:
             size = self._recipe.schedule.batch_size
@@ -124,12 +116,8 @@ class RunLog:
     ) -> None:
         """Record a step, its unreadable images and a skipped update; every log.every_steps also in the log.
 
-        Args:
-            step: finished steps, this one included.
-            waited: seconds that the loop waited for its images; on a GPU, seconds that the GPU was idle.
-            forward: moments around the forward passes.
-            batches: micro-batches of this process.
-            num_bad, num_skipped: so far.
+        `step` counts this one; `waited` are the seconds that the loop waited for images, or a GPU was idle;
+        `num_bad` and `num_skipped` are totals so far.
         """
         for batch in batches:
             for sample, key, reason in batch.bad:
@@ -197,15 +185,13 @@ class RunLog:
         self.start_clock(step)
 
     def start_clock(self, step: int) -> None:
-        """Measure the throughput from here."""
         self._window, self._waited = (time.perf_counter(), step), 0.0
         self._forward: Moments = []
 
     def _skipped_record(self, step: int, result: Result, batches: list[Batch]) -> Record:
         """Return a line of skipped.jsonl, with numbers as strings, since JSON lacks infinity.
 
-        Norms of weights are of this process's shards, and on a GPU may be those after one more update,
-        because a step's numbers are read while the next step is computed.
+        Weight norms are of this process's shards; a GPU may have applied one more update.
         """
         norms = [] if result.gradient is None else result.gradient.tolist()
         weights = self._network.named_parameters()
@@ -232,10 +218,7 @@ class RunLog:
             return f"number {sample}"
 
     def bad_samples(self, rank: int | None = None) -> str:
-        """Return the file in which a rank lists them, or the pattern for all ranks.
-
-        On a network file system, processes that append to one file overwrite each other.
-        """
+        """Return a rank's file or the pattern for all: appending to one file is unsafe on network disks."""
         several = rank is None and self._runtime.num_processes > 1
         which = "*" if several else f"_{rank:02d}" if rank else ""
         return str(self.folder / BAD_SAMPLES.replace("*", which))
@@ -271,7 +254,6 @@ class RunLog:
         self.journal.write("warning", step=step, text=text)
 
     def report_problems(self, steps: int, num_bad: int, num_skipped: int) -> None:
-        """Warn about skipped updates and unusable images at the end of a run."""
         if num_skipped:
             text = f"{num_skipped} of {steps} updates were not finite and were skipped"
             self.warn(f"{text}; {self.folder / SKIPPED} lists them", steps)
@@ -282,7 +264,6 @@ class RunLog:
     # [known]
 
     def _comparison(self, records: Iterable[Record]) -> Comparison:
-        """Return the comparison with [known], continued from the log's records."""
         known, s = self._recipe.known, self._recipe.schedule
         length = s.total_epochs if known.unit == "epochs" else self._total_steps
         return Comparison(known, self._total_steps, length, len(self._train.class_names), records)

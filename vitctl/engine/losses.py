@@ -136,10 +136,8 @@ def multi_hot(labels: Tensor, num_classes: int) -> Tensor:
 class Mixing:
     """Settings of MixUp and CutMix; with both on, each global batch gets one of them with equal probability.
 
-    Args:
-        mixup_alpha: the share of an image is drawn from Beta(alpha, alpha); 0: off.
-        cutmix_alpha: the same for the share of the area.
-        random_erasing: probability of erasing a rectangle of each image first, see `erased`.
+    An image's share (of the area in CutMix) is drawn from Beta(alpha, alpha); alpha 0 is off.
+    `random_erasing` is the probability of erasing a rectangle of each image first, see `erased`.
 
     Source: MixUp (arXiv 1710.09412), CutMix (arXiv 1905.04899)
     """
@@ -155,11 +153,9 @@ class Mixing:
 
 @dataclass(frozen=True)
 class Blend:
-    """How to blend one global batch.
+    """How to blend one global batch: `own` is an image's share, 0 to 1, in pixels or area, and in the target.
 
-    Args:
-        own: the image's share in pixels or area, and in the target, 0 to 1.
-        box: the part that CutMix takes from the partner; None: MixUp.
+    `box` is the part that CutMix takes from the partner; None: MixUp.
     """
 
     own: float
@@ -242,10 +238,7 @@ def classification(
 
 
 def draw_rectangle(size: int, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
-    """Draw top, left, height and width of a rectangle inside a square; None after ten failures.
-
-    It has 2 to 33 % of the area and an aspect ratio log-uniform in 0.3 to 1 / 0.3.
-    """
+    """Draw top, left, height, width: 2 to 33 % of the area, aspect log-uniform in 0.3 to 1 / 0.3, or None."""
     for _ in range(_ATTEMPTS):
         area, aspect = rng.uniform(*_AREAS) * size * size, math.exp(rng.uniform(*_LOG_ASPECTS))
         height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -256,12 +249,9 @@ def draw_rectangle(size: int, rng: np.random.Generator) -> tuple[int, int, int, 
 
 
 def erased(images: Tensor, positions: Tensor, *, probability: float, seed: int) -> Tensor:
-    """Fill a rectangle of some images with normal noise, in place, as a function of (seed, position).
+    """Fill a rectangle of some images `[B, 3, S, S]`, in place, with noise by (seed, position).
 
-    Args:
-        images: normalised, `[B, 3, S, S]`.
-        positions: int64 `[B]`, in the order of the samples.
-        probability: of erasing, for each image.
+    `positions` are int64 `[B]`, in the order of the samples; `probability` is that of erasing an image.
 
     Source: Random Erasing (arXiv 1708.04896), as timm's mode "pixel", which DeiT and MAE use
     """

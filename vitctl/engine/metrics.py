@@ -21,12 +21,10 @@ class Hits:
 
     @property
     def accuracy(self) -> float:
-        """Top-1 accuracy, 0..1."""
         return self.correct / self.total
 
     @property
     def top5(self) -> float:
-        """Top-5 accuracy, 0..1."""
         return self.correct_top5 / self.total
 
 
@@ -56,20 +54,14 @@ def count_hits(best: np.ndarray, labels: np.ndarray) -> Hits:
 def count_by_class(right: np.ndarray, classes: np.ndarray, num_classes: int) -> np.ndarray:
     """Return images, top-1 and top-5 hits of every class, int64 `[K, 3]`.
 
-    Args:
-        right: result of `correct_predictions`.
-        classes: int64 `[N]`, 0 to K - 1.
+    `right` is from `correct_predictions`; `classes` are int64 `[N]`, 0 to K - 1.
     """
     columns = (np.ones(len(classes), bool), right[:, 0], right.any(axis=1))
     return np.stack([np.bincount(classes[which], minlength=num_classes) for which in columns], axis=1)
 
 
 def mean_per_class(by_class: np.ndarray) -> float:
-    """Return the unweighted mean accuracy, 0..1, over the classes that have images.
-
-    Args:
-        by_class: int64 `[K, 2]` or wider, images and correct predictions, as from `count_by_class`.
-    """
+    """Return the unweighted mean accuracy, 0..1, over the classes that have images, see `count_by_class`."""
     there = by_class[by_class[:, 0] > 0]
     return float(np.mean(there[:, 1] / there[:, 0])) if len(there) else 0.0
 
@@ -78,20 +70,15 @@ def macro_f1(by_class: np.ndarray) -> float:
     """Return the mean F1 score, 0..1, over the classes that occur as labels or predictions; 0 if none does.
 
     F1 of a class is 2 * correct / (images + predictions), as scikit-learn's f1_score(average="macro"). A
-    class that has images but is never predicted counts as 0, and so does one that is only predicted.
-
-    Args:
-        by_class: int64 `[K, 3]`, images, correct predictions and predictions of each class. With several
-            labels per image, an image counts for each.
+    class that is never predicted, or only predicted, counts as 0. `by_class` is int64 `[K, 3]`: images,
+    correct predictions and predictions; with several labels per image, an image counts for each.
     """
     images, correct, predicted = by_class[by_class[:, 0] + by_class[:, 2] > 0].T
     return float(np.mean(2 * correct / (images + predicted))) if len(images) else 0.0
 
 
 def class_scores(by_class: np.ndarray) -> np.ndarray:
-    """Return precision, recall and F1 per class, float64 `[K, 3]`, NaN if the divisor is 0; see
-    `macro_f1`.
-    """
+    """Return precision, recall and F1 per class, `[K, 3]`, NaN if the divisor is 0; see `macro_f1`."""
     images, correct, predicted = by_class.astype(np.float64).T
     divisors = np.stack([predicted, images, (images + predicted) / 2], axis=1)
     scores = np.full(divisors.shape, np.nan)
@@ -170,8 +157,7 @@ def bootstrap(classes: np.ndarray, answers: np.ndarray, right: np.ndarray) -> di
 def mcnemar(one: int, other: int) -> float:
     """Return the two-sided p-value of McNemar's exact test: a fair coin decides each discordant image.
 
-    Args:
-        one, other: images that only the first classifier, and only the second, gets right.
+    `one` and `other` count images that only the first, and only the second classifier gets right.
 
     Source: McNemar 1947, Note on the sampling error of the difference between correlated proportions
     """
@@ -193,9 +179,7 @@ def interval_text(interval: Any) -> str:
 def baselines(labels: np.ndarray, num_answers: int) -> dict[str, float]:
     """Return the accuracy, 0..1, of a constant prediction (`majority_class`) and a random one (`chance`).
 
-    Args:
-        labels: int64 `[N]` or `[N, L]`, the correct classes, padded with -1; unlabelled images do not count.
-        num_answers: number of classes that can be predicted.
+    `labels` are int64 `[N]` or `[N, L]`, padded with -1; unlabelled images do not count.
     """
     sets = label_sets(labels)
     sets = sets[(sets >= 0).any(axis=1)]
@@ -218,10 +202,7 @@ def verdict(numbers: Mapping[str, Any]) -> str:
 
 
 def count_confusions(best: np.ndarray, classes: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return (class, predicted class, images) of every pair that occurs, in that order.
-
-    `best` as for `correct_predictions`; `classes`: int64 `[N]`.
-    """
+    """Return (class, predicted class, images) of every pair that occurs, in that order."""
     pairs, counts = np.unique(np.stack([classes, best[:, 0]], axis=1), axis=0, return_counts=True)
     return [(int(own), int(answer), int(count)) for (own, answer), count in zip(pairs, counts, strict=True)]
 
@@ -238,9 +219,7 @@ def average_precisions(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Return the average precision per class, float64 `[K]`, NaN for classes without images; as
     scikit-learn's.
 
-    Args:
-        scores: `[N, K]`, the higher the more likely.
-        truth: bool `[N, K]`.
+    `scores` are `[N, K]`, the higher the more likely; `truth` is bool `[N, K]`.
     """
     found = np.full(scores.shape[1], np.nan)
     for label in np.flatnonzero(truth.any(axis=0)):
@@ -250,10 +229,7 @@ def average_precisions(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def best_thresholds(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Return each class's score threshold with the best F1, float64 `[K]`; arguments as `average_precisions`.
-
-    Ties go to the highest score; classes without images get 0.5.
-    """
+    """Return each class's threshold `[K]` with the best F1, the highest of ties; 0.5 without images."""
     found = np.full(scores.shape[1], 0.5)
     for label in np.flatnonzero(truth.any(axis=0)):
         values, ends, correct = _at_thresholds(scores[:, label], truth[:, label])
@@ -262,13 +238,10 @@ def best_thresholds(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def label_set_scores(scores: np.ndarray, truth: np.ndarray, thresholds: np.ndarray) -> dict[str, float]:
-    """Return the metrics of `OF_LABEL_SETS`, 0..1; `scores` and `truth` as for `average_precisions`.
+    """Return the metrics of `OF_LABEL_SETS`, 0..1, where a class is predicted from its threshold `[K]` on.
 
     `map` is the mean over the classes that have images, `f1` is `macro_f1`, micro F1 and subset accuracy
     cover all classes. They equal scikit-learn's average_precision_score, f1_score and accuracy_score.
-
-    Args:
-        thresholds: `[K]`; a class is predicted from this score on.
     """
     predicted = scores >= thresholds
     return {name: float(metric.of(scores, truth, predicted)) for name, metric in OF_LABEL_SETS.items()}
@@ -299,12 +272,9 @@ def _at_thresholds(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, n
 
 
 class Metric(NamedTuple):
-    """A metric beside the accuracy in results and logs, 0..1.
+    """A metric in results and logs in addition to accuracy, 0..1: its English name and function.
 
-    Args:
-        words: its name in English.
-        of: computes it; see the tables below.
-        single_labels: it needs one label per image.
+    `single_labels`: it needs one label per image.
     """
 
     words: str

@@ -81,10 +81,7 @@ def lamb(groups: Groups, chosen: Section) -> Optimizer:
 
 
 class _Eager(Optimizer):
-    """An optimizer that is never compiled.
-
-    Torch decorates these methods for its compiler, whose import would delay the first step by a second.
-    """
+    """An optimizer that is never compiled: torch's decorators import its compiler, for a second."""
 
     add_param_group = unwrap(Optimizer.add_param_group)
     zero_grad = unwrap(Optimizer.zero_grad)
@@ -116,7 +113,6 @@ class Lamb(_Eager):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # noqa: ARG002 - there is none
-        """Step with each group's learning rate, or change nothing; see `take_step`."""
         for group in self.param_groups:
             held = [p for p in group["params"] if p.grad is not None]
             for parameter in held:
@@ -156,7 +152,6 @@ class ShardableSGD(_Eager, SGD):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # noqa: ARG002 - there is none
-        """Step with each group's learning rate, or change nothing; see `take_step`."""
         for group in self.param_groups:
             held = [p for p in group["params"] if p.grad is not None]
             sgd(
@@ -190,10 +185,9 @@ def clip_gradients(
     """Scale all gradients by `scale`, then by min(1, max_norm / norm), without torch's small constant.
 
     If the norm is not finite, gradients are not clipped, to keep the cause visible. No device
-    synchronisation.
+    synchronisation; if parameters are sharded, all processes call this.
 
     Args:
-        parameters: with gradients; if these are sharded, all processes call this.
         max_norm: bound of the global norm; 0 only measures.
         scale: a scalar on their device; None: 1.
         dtype: for adding squares; None: that of the gradients.
@@ -235,11 +229,7 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
 
 
 def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load the result of `optimizer_tensors`.
-
-    Raises:
-        CheckpointError: the tensors belong to another model.
-    """
+    """Load the result of `optimizer_tensors`; raise CheckpointError if it is another model's."""
     by_name: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         slot, name = key.split("/", 1)
@@ -265,12 +255,10 @@ def trained_names(optimizer: Optimizer, model: nn.Module) -> dict[nn.Parameter, 
 class Average:
     """Average of every trained parameter: ema = decay * ema + (1 - decay) * weights, after each step.
 
-    The start weights keep a share of decay ** steps. With `debias` they are left out, and the other shares
-    are rescaled to sum to 1: the weights after the first step are the first average.
-
-    Args:
-        model: its weights are the first average.
-        decay: in [0, 1).
+    The first average is the model's weights, which keep a share of decay ** steps. With `debias` they are
+    left
+    out, and the other shares are rescaled to sum to 1: the weights after the first step are the first
+    average.
 
     Paper: Section 4.1 (0.9999 for the runs at 512 and 518).
     """
@@ -296,7 +284,6 @@ class Average:
         torch._foreach_lerp_(own, weights, [taken] * len(own))
 
     def load(self, tensors: dict[str, Tensor], updates: int) -> None:
-        """Continue from saved averages after `updates` updates."""
         self.updates.fill_(updates)
         for name, own in self.tensors.items():
             if name in tensors:

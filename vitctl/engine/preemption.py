@@ -53,12 +53,10 @@ class StopFlag:
         return self.signal is not None or bool(self.outage)
 
     def check(self) -> None:
-        """Raise Stopped if this process should stop."""
         if self.raised:
             raise Stopped
 
     def miss_images(self, reason: str) -> None:
-        """Stop the run like a signal, because images cannot be fetched."""
         self.outage = reason
 
     @contextmanager
@@ -93,13 +91,10 @@ class StopFlag:
 def stop_on_signals(echo_seconds: float = 0.0, *, ignore_afterwards: bool = False) -> Iterator[StopFlag]:
     """Within the block the signals that would end the process set the flag instead.
 
-    A second signal ends the process at once with code 3, even while a library blocks the main thread: the
-    files on disk are always consistent.
-
-    Args:
-        echo_seconds: seconds after the first signal in which further ones count as its echo.
-        ignore_afterwards: ignore signals after the block, so that a late one cannot turn a clean exit into a
-            failure.
+    A second signal, later than `echo_seconds` after the first, ends the process at once with code 3, even
+    while a
+    library blocks the main thread: the files on disk are always consistent. `ignore_afterwards` ignores
+    signals after the block, so that a late one cannot turn a clean exit into a failure.
     """
     flag = StopFlag()
     read, write = os.pipe()
@@ -118,10 +113,7 @@ def stop_on_signals(echo_seconds: float = 0.0, *, ignore_afterwards: bool = Fals
 
 
 def _watch_signals(flag: StopFlag, read: int, echo_seconds: float) -> None:
-    """Set the flag even while a library blocks the main thread, and exit on a second signal.
-
-    The interpreter writes signal numbers to a pipe as soon as they arrive.
-    """
+    """Set the flag even while a library blocks the main thread, and exit on a second signal."""
     first = 0.0
     while (number := os.read(read, 1)) not in (_END, b""):
         if number[0] == signal.SIGUSR2 and flag.reason:
@@ -139,8 +131,7 @@ def _watch_signals(flag: StopFlag, read: int, echo_seconds: float) -> None:
 def exit_on_signals(*, while_waiting: bool = False) -> None:
     """Exit with code 3 on any signal from here on: during start-up there is nothing to save.
 
-    Args:
-        while_waiting: also while a library blocks the main thread, for example in the rendezvous.
+    With `while_waiting` also while a library blocks the main thread, for example in the rendezvous.
     """
     if while_waiting:
         read, write = os.pipe()
@@ -174,10 +165,7 @@ def interrupt_on_signals() -> Iterator[None]:
 
 
 def say(text: str, file: int = 2) -> None:
-    """Print a line from a signal handler, where Python's streams must not be used; see `above_view`.
-
-    `file` is the descriptor of standard error, or of its replacement.
-    """
+    """Print a line to descriptor `file` from a signal handler, where Python's streams must not be used."""
     with suppress(OSError):
         line = f"vitctl: {one_line(text)}"
         os.write(file, (above_view(line) if os.isatty(file) else f"{line}\n").encode())

@@ -50,16 +50,11 @@ def share_of(num_images: int, num_processes: int) -> int:
 def nearest(
     train: Tensor, test: Tensor, k: int, *, dtype: torch.dtype, runtime: Runtime
 ) -> tuple[Tensor, Tensor]:
-    """Return similarity and position of each test image's k nearest training images, [M, k], on the main
-    process.
+    """Return similarity and position of the k nearest training images, [M, k] each, on the main process.
 
-    Similarity is the cosine. The nearest come first; ties go to the lower position. Each process holds its
-    share of the chunks of training images, and gets the test images chunk by chunk.
-
-    Args:
-        train: [N, R], N >= k; a meta tensor on processes other than the main one.
-        test: [M, R], likewise.
-        dtype: of the products.
+    Similarity is the cosine, computed in `dtype`. The nearest come first; ties go to the lower position. Each
+    process holds its share of the chunks of training images, and gets the test images chunk by chunk. `train`
+    [N, R], N >= k, and `test` [M, R] are meta tensors on processes other than the main one.
     """
     device = runtime.device
     values, places = (torch.empty(len(test), k, dtype=kind) for kind in (dtype, torch.int64))
@@ -104,15 +99,10 @@ def _highest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def vote(
     similarities: Tensor, labels: Tensor, ks: Sequence[int], *, num_classes: int, temperature: float
 ) -> dict[int, Tensor]:
-    """Return the class [M] of each test image for each number of neighbours.
+    """Return the class [M] of each test image for each number of neighbours in `ks`, at most k.
 
     Each neighbour votes for its class with softmax(similarity / temperature); ties go to the lower class.
-
-    Args:
-        similarities: [M, k] of the nearest, the highest first.
-        labels: [M, k] of the same neighbours.
-        ks: numbers of neighbours, at most k.
-        temperature: 0.07 in DINO.
+    `similarities` and `labels` are [M, k], the nearest first. Temperature is 0.07 in DINO.
     """
     weights = (similarities.double() / temperature).softmax(dim=1)
     chosen: dict[int, list[Tensor]] = {k: [] for k in ks}
@@ -133,16 +123,10 @@ def logistic(
     start: Tensor | None = None,
     rough: bool = False,
 ) -> Tensor:
-    """Return weights and bias [R + 1, K], float64, of multinomial logistic regression by L-BFGS.
+    """Return weights and bias [R + 1, K], float64, of multinomial logistic regression by L-BFGS on [N, R].
 
-    They minimise C times the sum of cross-entropies plus half the squared weights; the bias is free.
-
-    Args:
-        train: [N, R].
-        labels: [N] integers.
-        c: the inverse of the regulariser, not divided by N.
-        start: [R + 1, K] to start from; None: zeros.
-        rough: stop earlier, to compare values of `c`.
+    They minimise C times the sum of cross-entropies plus half the squared weights; the bias is free. C is not
+    divided by N. `start` is [R + 1, K], by default zeros. `rough` stops earlier, to compare values of C.
     """
     x, width = train.double(), train.shape[1]
     # Solved for centred features of unit scale, since others may need very many steps. The minimum is the
@@ -209,20 +193,17 @@ def linear(
     device: torch.device,
     inputs: Sequence[slice] = (slice(None),),
 ) -> list[Tensor]:
-    """Train one linear layer per input and learning rate by SGD; return weights and bias [L, R_i + 1, K], on
-    the CPU.
+    """Train one linear layer per input and learning rate by SGD; return [L, R_i + 1, K] on the CPU for each
+    input.
 
     All layers are trained together, with a cosine schedule to 0, without weight decay. Weights start from
     a normal distribution of deviation 0.01, the same for each rate; biases from 0.
 
     Args:
-        train: [N, R].
-        labels: [N] integers.
         lrs: L initial learning rates.
         batches: image positions, [B], of at most `steps` steps.
-        steps: length of the schedule.
         momentum: 0.9 in DINOv2.
-        inputs: features that the layers of each group read; R_i of them.
+        inputs: features of `train` [N, R] that the layers of each group read; R_i of them.
 
     Source: DINOv2 (code)
     """

@@ -70,8 +70,7 @@ class _Buffer:
 class Transfer:
     """Copies batches to a device ahead of their use. Keep one per loop: its two buffers are reused.
 
-    Args:
-        copies: whether to copy at all; None: only to a GPU.
+    `copies` defaults to whether the device is a GPU.
     """
 
     def __init__(self, device: torch.device, *, copies: bool | None = None) -> None:
@@ -222,10 +221,9 @@ def join(
 
 
 def _store_outlives_processes() -> bool:
-    """Return whether torchrun keeps the rendezvous store across restarts of the processes.
+    """Return whether torchrun keeps the rendezvous store across restarts, whose stale addresses would hang.
 
-    Restarted processes would then read stale addresses, and hang or be refused. On one machine the restart
-    count serves as a prefix; on several machines each torchrun has a different count.
+    On one machine the restart count serves as a prefix; on several, each torchrun has a different count.
     """
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return kept and os.environ.get("GROUP_WORLD_SIZE") == "1" and "TORCHELASTIC_RESTART_COUNT" in os.environ
@@ -275,10 +273,7 @@ def broadcast_text(text: str) -> str:
 
 
 def gather_texts(text: str, group: dist.ProcessGroup | None = None) -> list[str]:
-    """Return each process's text, cut after 2,000 bytes, by rank, on every process.
-
-    Without a process group it returns `[text]`. A background thread must pass a separate `group`.
-    """
+    """Return each process's text by rank, cut after 2,000 bytes; background threads must pass a `group`."""
     if not dist.is_initialized():
         return [text]
     if group is None:
@@ -320,11 +315,9 @@ def raised_on_all() -> Iterator[None]:
 
 
 def check_same(facts: Mapping[str, str], fix: str) -> None:
-    """Check that the facts of all processes equal those of rank 0.
+    """Check that the facts of all processes equal those of rank 0; `fix` is what the user can do.
 
-    Args:
-        facts: name for the message -> content, or a digest of it; the same names on every process.
-        fix: what the user can do.
+    `facts`: name for the message -> content, or a digest of it; the same names on every process.
 
     Raises:
         LaunchError: names the first process that differs and the facts; the same message on every process.
@@ -368,7 +361,6 @@ class Computation:
 
     @property
     def product_dtype(self) -> torch.dtype:
-        """Type of matrix products."""
         return torch.bfloat16 if self.precision == "bf16" else self.dtype
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -438,13 +430,10 @@ _SLOW, _SLOW_SECONDS = 0.1, 1.0  # least share of the time, and least seconds
 def slowest(seconds: Sequence[Tensor], length: float) -> dict[str, Any]:
     """Return the log fields of the process that the others wait for; empty if the delay is small.
 
-    The fields are its rank, whether it is late with "data" or "computation", and the share of `length` lost.
-    Each process is compared with the median. Delays below a tenth of the time or below a second are ignored.
-    A backward pass is assumed to take twice as long as the forward pass.
-
-    Args:
-        seconds: for each rank, `[2]`: waiting for images, and in forward passes.
-        length: seconds over which they were measured.
+    The fields are its rank, whether it is late with "data" or "computation", and the share of `length`
+    lost. Each process is compared with the median. Delays below a tenth of the time or below a second are
+    ignored. A backward pass is assumed to take twice as long as the forward pass. `seconds` holds, for
+    each rank, those waiting for images and those in forward passes, `[2]`.
     """
     if len(seconds) < 2:
         return {}
@@ -521,9 +510,7 @@ class Runtime(Computation):
         return found
 
     def gather(self, own: Tensor, *, everywhere: bool) -> list[Tensor]:
-        """Return equally shaped tensors of all processes by rank; empty on other processes unless
-        `everywhere`.
-        """
+        """Return all processes' tensors, of one shape, by rank; on the main process, or `everywhere`."""
         if self.num_processes == 1:
             return [own]
         HERE.arrive()
@@ -549,15 +536,12 @@ class Runtime(Computation):
         self.accelerator.wait_for_everyone()
 
     def wrap(self, model: nn.Module, *, ddp: bool = True, always_synced: bool = False) -> nn.Module:
-        """Wrap a model for mixed precision, and for DDP unless the model is sharded.
+        """Wrap a model on its device for mixed precision, and for DDP unless the model is sharded.
 
-        Gradients are views of DDP's buckets.
-
-        Args:
-            model: already on its device.
-            ddp: whether DDP sums its gradients.
-            always_synced: no backward pass runs within `no_sync`, on any process. DDP then learns the graph
-                from the first pass (`static_graph`), which fails inside torch if that pass does not sync.
+        Gradients are views of DDP's buckets. `always_synced` means that no backward pass runs within
+        `no_sync`, on
+        any process: DDP then learns the graph from the first pass (`static_graph`), which fails inside
+        torch if that pass does not sync.
         """
         self.accelerator.ddp_handler = DistributedDataParallelKwargs(
             gradient_as_bucket_view=True, static_graph=always_synced
@@ -666,9 +650,7 @@ def device_and_precision(device: str, precision: str, trackers: tuple[str, ...] 
 
 
 def best_precision(cpu: bool) -> str:
-    """Return "bf16" if the device is fast at it (CUDA with bf16, CPUs with AMX or avx512_bf16), else
-    "float32".
-    """
+    """Return "bf16" if it is fast (CUDA with bf16, CPUs with AMX or avx512_bf16), else "float32"."""
     if not cpu:
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     try:

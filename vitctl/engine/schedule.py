@@ -120,11 +120,7 @@ def learning_rate(recipe: TrainRecipe, steps: int, num_images: int) -> Callable[
 
 
 def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
-    """Return the lanes of [schedule] with its resolved batch size; None if they are off.
-
-    Raises:
-        RecipeError: they do not fit the batch, its mixing, or the machine.
-    """
+    """Return the lanes of [schedule], or None if off; RecipeError if they do not fit batch or machine."""
     s, machine = recipe.schedule, recipe.machine
     if not s.lanes:
         return None
@@ -221,10 +217,7 @@ def fitted_recipe(recipe: R, num_images: int) -> R:
 
 
 def fit_schedule(loaded: Loaded, num_images: int) -> Loaded:
-    """Apply `fitted_recipe`, with origins; after --steps or --epochs scale the warm-up with the length.
-
-    `num_images`: in data.train_split.
-    """
+    """Apply `fitted_recipe`, with origins; after --steps or --epochs scale the warm-up too."""
     before = loaded.recipe
     assert isinstance(before, TrainRecipe)
     now = fitted_recipe(before, num_images)
@@ -249,10 +242,7 @@ def _batch_size(num_images: int) -> int:
 
 
 def _in_proportion(name: str, now: TrainRecipe, num_images: int) -> dict[str, float]:
-    """Return the warm-up of the recipe `name`, in its unit, shortened as its length is.
-
-    The batch size does not matter, and a longer run keeps the warm-up.
-    """
+    """Return the warm-up of the recipe `name`, in its unit, shortened as its length is, never extended."""
     own = load_recipe(name).recipe
     assert isinstance(own, TrainRecipe)
     given = own.schedule.model_copy(update={"batch_size": now.schedule.batch_size})

@@ -44,10 +44,8 @@ def shard_as(
     """Shard the model if machine.sharding says so; no device holds it in full. Return a digest of drawn
     weights.
 
-    Args:
-        model: on the CPU; or on the meta device, to draw its weights one tensor at a time with `seed`.
-        start: weights to start from instead, of which each process reads its part.
-        probed: the model is also called for its features only.
+    A model on the meta device draws its weights with `seed`, one tensor at a time, unless `start` provides
+    them. `probed` means that the model is also called for its features only.
 
     Raises:
         LaunchError: the machine cannot, or the model is probed.
@@ -97,8 +95,6 @@ def shard(
     The next block's weights are gathered while a block computes. Call this before building the optimizer.
 
     Args:
-        model: on its device.
-        num_processes: of the job.
         replicas: copies of the model, each sharded over successive processes (HSDP); gradients are summed
             over the copies.
         gathers_bf16: gather the linear layers of blocks in bf16, for a model that runs under bf16 autocast.
@@ -147,7 +143,6 @@ def outermost_blocks(model: nn.Module) -> list[Block]:
 
 
 def is_sharded(model: nn.Module) -> "TypeGuard[FSDPModule]":
-    """Return whether `shard` was applied."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: nothing is sharded
     return fsdp is not None and isinstance(model, fsdp.FSDPModule)
 
@@ -161,7 +156,6 @@ def synced(model: nn.Module, accelerator: Any, *, now: bool) -> AbstractContextM
 
 
 def is_part(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Return whether a tensor is sharded."""
     parts = sys.modules.get("torch.distributed.tensor")
     return parts is not None and isinstance(tensor, parts.DTensor)
 
@@ -231,12 +225,10 @@ def word_sum(parts: Iterable[tuple[str, Tensor, int]]) -> int:
 
 
 def read_held(files: Sequence[Path], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read what this process holds from tensor files.
+    """Read what this process holds from tensor files, full or all parts, from any number of processes.
 
-    Args:
-        files: full, or all parts, from any number of processes.
-        like: tensors by name, or by the part of a name after a slash. A stored tensor of the same shape as
-            its match is read as this process's part of that, any other in full, on the CPU.
+    `like` has tensors by name, or by the part of a name after a slash. A stored tensor of the same shape
+    as its match is read as this process's part of it, any other in full, on the CPU.
     """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load

@@ -54,12 +54,7 @@ _MAGIC = b"vitctl-trace/1"
 
 
 class BatchDigest(NamedTuple):
-    """Digests of a global batch.
-
-    Args:
-        parts: uint64 `[4]`, in the order of `PARTS`.
-        marks: uint16 `[batch_size]`, mixed from each sample's encoded image, pixels and label.
-    """
+    """Digests of a global batch: uint64 `[4]`, in the order of `PARTS`, and a mark per sample, uint16."""
 
     parts: np.ndarray
     marks: np.ndarray
@@ -70,10 +65,7 @@ def batch_digest(
 ) -> BatchDigest:
     """Return the digests of a global batch; all processes call this together.
 
-    Args:
-        batches: micro-batches of this process, with checksums.
-        positions: of their samples in the global batch, in order.
-        batch_size: of the global batch.
+    `batches` have checksums; `positions` are those of their samples in the global batch, in order.
     """
     values = np.concatenate([_values(batch) for batch in batches])
     places = mix_words(np.arange(positions.start + 1, positions.stop + 1, dtype=np.uint64))
@@ -107,12 +99,7 @@ def _values(batch: Batch) -> np.ndarray:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The record of one step.
-
-    Args:
-        fields: of its line in steps.jsonl.
-        marks: uint16, of the global batch's samples, then of each parameter's gradient norm.
-    """
+    """A step's fields in steps.jsonl, and uint16 marks: of the samples, then of each gradient's norm."""
 
     fields: dict[str, Any]
     marks: np.ndarray
@@ -127,13 +114,9 @@ def describe_step(
     batch_size: int,
     weights: nn.Module | None,
 ) -> StepRecord:
-    """Return the record of a step; all processes call this together.
+    """Return the record of a step, counting this one; all processes call this together.
 
-    Args:
-        step: finished steps, this one included.
-        batches: micro-batches of this process, with checksums.
-        positions: of their samples in the global batch.
-        weights: the model after the step, to record its weights' digest; None: no digest.
+    `batches` have checksums; `weights` is the model after the step, or None to record no digest.
     """
     digest = batch_digest(runtime, batches, positions, batch_size)
     norms = np.zeros(0) if result.gradient is None else result.gradient.numpy()
@@ -163,10 +146,8 @@ def weights_checksum(model: nn.Module) -> str:
 class Recorder:
     """Writes the record of each step of a run; all processes call it, the main one writes.
 
-    Args:
-        journal: holds lines that cannot be written yet.
-        model: unwrapped.
-        positions: of this process's samples in a global batch.
+    `journal` holds lines that cannot be written yet; `model` is unwrapped; `positions` are those of this
+    process's samples in a global batch.
     """
 
     folder: Path
@@ -179,10 +160,7 @@ class Recorder:
     def start(self, step: int, facts: Mapping[str, Any], checkpoint: str = "") -> None:
         """Record how a start of the run computes, before its first step, and cut the marks of later steps.
 
-        Args:
-            step: finished steps.
-            facts: recipe, data, device, versions.
-            checkpoint: digest of the checkpoint that was loaded; "" for the start weights.
+        `facts` are recipe, data, device and versions; `checkpoint` is the loaded one's digest or "".
         """
         if not self.runtime.is_main:
             return
@@ -232,7 +210,6 @@ class MarksHeader:
     first: int
 
     def begin(self, step: int) -> int:
-        """Return the offset of a step's marks."""
         return _HEADER.size + (step - 1 - self.first) * self.size
 
 
@@ -318,13 +295,7 @@ class StartLine(BaseModel):
 
 @dataclass(frozen=True)
 class Steps:
-    """The record of a training.
-
-    Args:
-        starts: in order.
-        by_step: each step; if it was recorded twice, the last record.
-        gaps: (first, last) of steps without a record.
-    """
+    """The record of a training: starts in order, the last record of each step, and (first, last) of gaps."""
 
     starts: list[StartLine]
     by_step: dict[int, StepLine]
@@ -337,11 +308,7 @@ class Steps:
 
 
 def read_steps(folder: Path) -> Steps | None:
-    """Return the record of the training in a folder; None if there is none.
-
-    Raises:
-        CheckpointError: a line is not a record of a step or a start.
-    """
+    """Return the record of the training in a folder, or None; CheckpointError if a line is invalid."""
     path = folder / STEP_RECORDS
     if not os.path.lexists(path):
         return None
@@ -379,9 +346,7 @@ def _parsed(line: bytes, where: str) -> StepLine | StartLine | None:
 def record_problem(saved: SavedCheckpoint, steps: Steps | None, weights: str = "") -> str:
     """Return why a run's records do not match its checkpoint; "" if they do. See also `foreign`.
 
-    Args:
-        steps: the record of the steps; None if there is none.
-        weights: the checkpoint's `weights_checksum`; "" to skip them.
+    `weights` is the checkpoint's `weights_checksum`, or "" to skip them.
     """
     state, run = saved.state, saved.folder.parent.parent
     if lacking := sorted({STEPS_HEAD, LOG_HEAD} - state.keys()):

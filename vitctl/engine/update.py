@@ -130,12 +130,7 @@ class TrainStep:
 
 @dataclass(frozen=True)
 class AllReduced:
-    """Gradients summed by DDP or FSDP2, in an order that depends on the processes and micro-batches.
-
-    Args:
-        model: wrapped.
-        seed: of dropout, drawn by (seed, step, rank).
-    """
+    """Gradients summed by DDP or FSDP2, in an order that depends on the processes and micro-batches."""
 
     runtime: Runtime
     model: nn.Module
@@ -203,10 +198,7 @@ class Result:
 class Update:
     """An update that is queued on the device; `result` waits for it.
 
-    Args:
-        numbers: float64, `Sums`, the gradient's norm, then each parameter's.
-        parameters: names of those that have a gradient.
-        forward: moments around each forward pass.
+    `numbers` are float64: `Sums`, the gradient's norm, then that of each of `parameters`.
     """
 
     numbers: Fetched
