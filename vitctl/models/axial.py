@@ -18,10 +18,7 @@ AXIAL = Numerics(norm_eps=1e-4, std_eps=0.0, variance_eps=1e-5, same_padding=Tru
 
 
 class AxialBlock(Block):
-    """Row self-attention and MLP, then column self-attention and MLP, `[B, N, D]` to `[B, N, D]`.
-
-    Each half is an `EncoderBlock`, within the token's row, then within its column. Paper: Appendix D.6
-    """
+    """Row, then column self-attention, each with an MLP, `[B, N, D]` to `[B, N, D]`. Paper: Appendix D.6"""
 
     def __init__(self, config: ViTConfig, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -119,23 +116,18 @@ class AxialUnit(Block):
 
 
 def _within_rows(attention: AxialAttention, images: Tensor) -> Tensor:
-    """Apply `attention` to every row of `images` `[B, C, H, W]`, and return the same shape."""
     rows = images.transpose(1, 2).flatten(0, 1)  # [B H, C, W]
     return torch.unflatten(attention(rows), 0, (-1, images.shape[2])).transpose(1, 2)
 
 
 def axial_resnet(config: AxialResNetConfig) -> ResNet:
-    """Return a ResNet of axial units without weights, with a v1 root; its positions fix the image size.
-
-    Paper: Appendix D.6
-    """
+    """Return a ResNet of axial units without weights, with a v1 root; its positions fix the image size."""
     root = RootV1(config.width, config.num_groups, AXIAL)
     return ResNet(config, Backbone(config, root, lambda shape: AxialUnit(shape, config)))
 
 
 @torch.no_grad()
 def initialise_axial_resnet(model: ResNet, generator: Generator) -> None:
-    """Draw every weight of `model` in place; see `vit.initialise` for `generator`."""
     initialise_resnet(model, generator)
     for module in model.modules():
         if isinstance(module, AxialAttention):

@@ -27,11 +27,10 @@ def draw(weight: Tensor, fill: Callable[..., Values], generator: Generator, **sc
 
 
 def normal(shape: Sequence[int], generator: Generator, std: float) -> Values:
-    """Return draws of a normal distribution, float64.
+    """Return draws of a normal distribution, float64, by a ziggurat: mostly products.
 
-    A ziggurat: a draw is a product of a table entry and a random integer, without the vectorised logarithm
-    and cosine of torch's normal, whose last bits differ between processors. Only beyond 3.65 deviations it
-    uses a logarithm, in float64.
+    torch's normal uses vectorised logarithms and cosines, whose last bits differ between processors. The
+    ziggurat uses a logarithm, in float64, only beyond 3.65 deviations.
     """
     drawn = generator.standard_normal(tuple(shape))
     drawn *= std
@@ -62,7 +61,6 @@ def xavier_uniform(shape: Sequence[int], generator: Generator) -> Values:
 
 
 def plain_norm(*norms: nn.LayerNorm | nn.GroupNorm) -> None:
-    """Set scale 1 and bias 0."""
     for norm in norms:
         norm.weight.fill_(1)
         norm.bias.zero_()
@@ -112,8 +110,7 @@ def freeze(model: nn.Module, frozen: int) -> None:
 def train_mode(model: nn.Module) -> None:
     """Put a network, wrapped or not, into training mode, except layers and blocks that are frozen.
 
-    In frozen parts, dropout and stochastic depth would only add noise. A layer without parameters, such as
-    dropout, follows the layer before it.
+    A layer without parameters, such as dropout, follows the layer before it.
     """
     model.train()
     _quieten(model)
@@ -161,13 +158,9 @@ def compile_blocks(model: nn.Module, backend: str | Callable[..., Any] = "induct
 
 @contextmanager
 def compile_errors(check: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Convert errors of compiled blocks, which are compiled when they first run.
+    """Convert the compiler's errors to LaunchError; blocks are compiled when they first run.
 
-    Args:
-        check: called before an error is raised; a signal of the terminal ends the compiler's processes too.
-
-    Raises:
-        LaunchError: torch's compiler failed; the message has the first line of its error.
+    `check` is called before: a signal of the terminal also ends the compiler's processes.
     """
     from torch._dynamo.exc import TorchDynamoException
 

@@ -87,11 +87,7 @@ def build(
 
 
 class _Held(TorchFunctionMode):
-    """Redirects writes to parameters on the meta device, or to views of them, to the rows that are held.
-
-    Args:
-        parts: parameter's id -> the rows that are held, and the number of the first.
-    """
+    """Redirects writes to meta parameters, or to views of them, to (rows held, number of the first)."""
 
     def __init__(self, parts: Mapping[int, tuple[Tensor, int]]) -> None:
         super().__init__()
@@ -115,13 +111,9 @@ class _Held(TorchFunctionMode):
 
 
 def draw_parts(config: Config, seed: int, parts: Mapping[str, tuple[Tensor, int]]) -> str:
-    """Draw the weights that `build` draws, one tensor at a time, and keep parts of them.
+    """Draw the weights that `build` draws, one tensor at a time; return a digest of all that was drawn.
 
-    Args:
-        parts: rows of each parameter, written in place, and the number of the first.
-
-    Returns:
-        a digest of all that was drawn.
+    `parts` are rows of each parameter, written in place, and the number of the first.
     """
     blank = build(config, device="meta")
     held = _Held({id(weight): parts[name] for name, weight in blank.named_parameters()})
@@ -131,19 +123,13 @@ def draw_parts(config: Config, seed: int, parts: Mapping[str, tuple[Tensor, int]
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy `state` into `model`, casting to its dtype.
-
-    Raises one CheckpointError that groups every mismatch.
-    """
+    """Copy `state` into `model`, casting to its dtype. Raises CheckpointError with every mismatch."""
     check_state(state, model.state_dict())
     model.load_state_dict(state)
 
 
 def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Check names and shapes against a model's, on whatever device.
-
-    Raises one CheckpointError that groups every mismatch.
-    """
+    """Check names and shapes against a model's, on any device. Raises CheckpointError with every mismatch."""
     refuse("the weights do not fit the model", mismatches(state, own, "the model has"))
 
 
@@ -217,7 +203,6 @@ def _in_head(name: str) -> bool:
 def _resized_grid(
     state: dict[str, Tensor], source: ViTConfig, target: ViTConfig, method: str
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Resize the positions of a Transformer for the grid of `target`."""
     old, new = ("x".join(map(str, config.grid)) for config in (source, target))
     if source.position_embedding in ("none", "sincos"):
         return state, []
@@ -260,15 +245,12 @@ def _head_line(source_state: Mapping[str, Tensor], target: Config) -> str:
 def resize_offset_bias(table: Tensor, old_grid: Grid, new_grid: Grid, method: str = "zoom") -> Tensor:
     """Return a table of relative position biases for another grid; the class token keeps its three rows.
 
-    An offset of one patch keeps its meaning: the old offsets are spaced geometrically to span the new ones,
-    and each new one is interpolated linearly between them, as in timm; the authors interpolate cubically.
+    An offset of one patch keeps its meaning: the old offsets are spaced geometrically to span the new
+    ones, and each new one is interpolated linearly between them, as in timm; the authors interpolate
+    cubically. `bilinear` is transformers' rule, without aligned corners; every other method means ours.
+    The table changes from `[num_offsets(old_grid), H]` to `[num_offsets(new_grid), H]`.
 
-    Args:
-        table: `[num_offsets(old_grid), H]`.
-        old_grid, new_grid: rows and columns of patches.
-        method: `bilinear` is transformers' rule, without aligned corners; every other name means ours.
-
-    Returns `[num_offsets(new_grid), H]`. Source: BEiT, run_class_finetuning.py
+    Source: BEiT, run_class_finetuning.py
     """
     if old_grid == new_grid:
         return table

@@ -61,20 +61,14 @@ def product(macs: int) -> Cost:
 
 
 def linear(count: int, inputs: int, outputs: int, *, bias: bool = True, is_head: bool = False) -> Cost:
-    """Return the cost of a matrix over `count` tokens.
-
-    Its input is kept; a head's input wide, because heads stay in the precision of their weights.
-    """
+    """Return the cost of a matrix over `count` tokens; its input is kept, that of a head wide."""
     weights, seen = inputs * outputs, count * inputs if outputs else 0
     kept = Cost(wide=seen) if is_head else Cost(narrow=seen, weight_casts=weights)
     return add(product(count * weights), kept, Cost(parameters=weights + bias * outputs))
 
 
 def norm(count: int, width: int, groups: int) -> Cost:
-    """Return the cost of LayerNorm or GroupNorm of `count` positions.
-
-    The input is kept, and the mean and deviation of `groups`.
-    """
+    """Return the cost of LayerNorm or GroupNorm of `count` positions: input and `groups` moments are kept."""
     return Cost(parameters=2 * width, wide=count * width + 2 * groups)
 
 
@@ -88,8 +82,7 @@ def convolution(
 ) -> Cost:
     """Return the cost of a standardised convolution of a map of `side`.
 
-    The layer before keeps its input already, unless this is the `first` one or an uneven SAME padding
-    copies it.
+    The layer before keeps its input already, unless this is the `first` or uneven SAME padding copies it.
     """
     after = -(-side // stride)
     padding = max(0, (after - 1) * stride + kernel - side)
@@ -309,7 +302,6 @@ def _network(config: Config) -> tuple[Cost, list[Cost]]:
 
 
 def _trained(config: Config, frozen: int) -> list[Cost]:
-    """Return the cost of the trained layers: before and after the blocks, and of each block."""
     ends, blocks = _network(config)
     if frozen < 0:
         return [ends, *blocks]
@@ -376,7 +368,6 @@ def _transformer_block(config: ViTConfig) -> Cost:
 
 
 def _encoder_block(config: ViTConfig, length: int) -> Cost:
-    """Return the cost of attention of every token with `length` tokens, then the MLP, after their norms."""
     count, width, mlp = config.num_tokens, config.hidden_size, config.mlp_size
     return add(
         norm(count, width, groups=count),
@@ -404,7 +395,6 @@ def _attention(config: ViTConfig, length: int) -> Cost:
 
 
 def _mlp(config: ViTConfig, count: int) -> Cost:
-    """Return the cost of the MLP of a block or an attention pooling, for `count` tokens."""
     width, mlp, gated = config.hidden_size, config.mlp_size, config.mlp == "swiglu"
     return add(
         linear(count, width, mlp * (1 + gated)),
@@ -416,7 +406,6 @@ def _mlp(config: ViTConfig, count: int) -> Cost:
 
 
 def _attention_pool(config: ViTConfig) -> Cost:
-    """Return the cost of a query that attends to all tokens, and its MLP."""
     if config.classifier != "attention":
         return Cost()
     count, width = config.num_tokens, config.hidden_size
@@ -451,7 +440,6 @@ def _relative(config: ViTConfig) -> Cost:
 
 
 def _backbone(config: HybridConfig | ResNetConfig) -> tuple[Cost, list[Cost]]:
-    """Return the cost of a ResNet's root, and of each unit."""
     version = config.version if isinstance(config, ResNetConfig) else "v1"
     half, width = -(-config.image_size // 2), config.width
     root = [
@@ -467,7 +455,6 @@ def _backbone(config: HybridConfig | ResNetConfig) -> tuple[Cost, list[Cost]]:
 
 
 def _unit(shape: UnitShape, config: HybridConfig | ResNetConfig, version: str) -> Cost:
-    """Return the cost of a bottleneck unit, whose norms and ReLUs are before or after convolutions."""
     inputs, middle, outputs, groups = shape.inputs, shape.middle, shape.outputs, config.num_groups
     before, after = shape.side**2, (-(-shape.side // shape.stride)) ** 2
     same = version == "v1"
@@ -556,11 +543,9 @@ def bf16_tflops(device_name: str) -> float:
 
 
 def known_device(device_name: str) -> str:
-    """Return the `PEAK_TFLOPS` row for a device name, in any case; "" if it is unknown.
+    """Return the `PEAK_TFLOPS` row for a driver's or common device name, in any case; "" if unknown.
 
-    Args:
-        device_name: from the driver, such as "NVIDIA H100 80GB HBM3", or as people write it. The longest
-            row name whose words all occur in it wins.
+    The longest row name whose words all occur in the name wins.
     """
     found = [name for name in PEAK_TFLOPS if _words(name) <= _words(device_name)]
     return "" if _ANOTHER.search(device_name) else max(found, key=len, default="")
@@ -571,7 +556,6 @@ def _words(device_name: str) -> set[str]:
 
 
 def cpu_name() -> str:
-    """Return the processor's name from /proc/cpuinfo."""
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         if model := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):

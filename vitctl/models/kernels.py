@@ -70,12 +70,9 @@ def _logits(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def attention_rule(device: str, dtype: torch.dtype, tokens: int) -> AttentionKernel:
-    """Return the kernel for machine.attention = "auto", by kind of device alone, not by load or batch.
+    """Return the kernel for machine.attention = "auto", the same at any load and batch.
 
-    Args:
-        device: kind, such as "cpu".
-        dtype: of the products.
-        tokens: longest sequence; a fused kernel needs no `[N, N]` matrix.
+    `device` is a kind such as "cpu", `dtype` that of the products, `tokens` the longest sequence.
     """
     return "math" if tokens <= _PLAIN_UP_TO.get((device, dtype), 0) else "fused"
 
@@ -113,7 +110,6 @@ class Linear(nn.Linear):
         return self.weight
 
     def added(self) -> Tensor | None:
-        """Return the bias, `[out_features]`."""
         return self.bias
 
 
@@ -129,7 +125,6 @@ class QKV(Linear):
         self.value_bias = nn.Parameter(torch.empty(hidden_size))
 
     def added(self) -> Tensor | None:
-        """Return the biases, with zeros for the keys."""
         return torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
 
 
@@ -154,11 +149,7 @@ def pack(model: nn.Module, dtype: torch.dtype) -> None:
     """Reorder the weights of linear layers for oneDNN, once, if they are multiplied in bf16 on a CPU.
 
     Otherwise every product converts its weights from float32 and reorders them. The copies do not follow the
-    weights: `packed` drops them.
-
-    Args:
-        model: must not be trained while packed. Compiled models and `Head` layers stay as they are.
-        dtype: of the products.
+    weights: a packed model must not be trained. Compiled models and `Head` layers stay as they are.
     """
     layers = [one for one in model.modules() if isinstance(one, Linear) and not isinstance(one, Head)]
     is_compiled = any(module._compiled_call_impl is not None for module in model.modules())

@@ -33,9 +33,9 @@ class Adapter(nn.Module):
 
 
 class Adapted(Linear):
-    """A frozen linear layer with adapters, by target, for the parts stacked along its rows.
+    """A frozen linear layer with adapters for the parts stacked along its rows, by target.
 
-    In training the adapters are computed separately. In evaluation, as in files, they are merged.
+    In training they are computed separately; in evaluation they are merged, as in files.
     """
 
     adapters: nn.ModuleDict
@@ -75,12 +75,9 @@ def stacked(targets: Iterable[str]) -> int:
 
 
 def merged(weight: Tensor, factors: Factors, scale: float) -> Tensor:
-    """Return weight + scale * B A, added in float64 and rounded once to the type of the weight.
+    """Return weight `[out, in]` + scale * B A, added in float64 and rounded once to the weight's type.
 
-    Args:
-        weight: `[out, in]`.
-        factors: of some of the parts along its rows.
-        scale: of the products; a negative one removes them.
+    `factors` are those of some parts of its rows; a negative scale removes them.
     """
     rows = list(weight.double().chunk(stacked(factors)))
     for name, (a, b) in factors.items():
@@ -106,7 +103,6 @@ def adapt(
     change. The draws of an adapter depend on seed, block and target alone.
 
     Args:
-        model: with `blocks` and a `head`.
         targets: keys of `LORA_TARGETS`.
         blocks: numbers of blocks from 0; none: all.
         rank: columns of B, rows of A.
@@ -157,11 +153,7 @@ def stored(
 ) -> Iterator[tuple[bool, str, Tensor]]:
     """Yield (is of an adapter, name, tensor) of a state in stored form: adapters merged, and separately.
 
-    Args:
-        model: with or without adapters.
-        state: of the model, or averages of it.
-        full: gathers a sharded tensor.
-        like: shards a full tensor like another one.
+    `full` gathers a sharded tensor, `like` shards a full one.
     """
     layers, pairs = adapted_layers(model), factors_of(state)
     for name, tensor in state.items():

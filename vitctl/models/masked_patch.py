@@ -81,12 +81,8 @@ def masked_patch_loss(
     """Return the loss of each image `[B]`, averaged over its corrupted patches, in float32 or wider.
 
     Cross-entropy over 512 colours, averaged over the 16 of a downsized patch; or the mean squared error of
-    the pixels.
-
-    Args:
-        predictions: `[B, N, outputs]`, as the model returns them.
-        targets: as `targets` returns them.
-        corrupted: `[B, N]`, true where the loss counts; the same number in every image.
+    the pixels. `predictions` are `[B, N, outputs]`, `targets` from `targets`; `corrupted` `[B, N]` is true
+    where the loss counts, the same number in every image.
     """
     predictions = predictions if predictions.dtype == torch.float64 else predictions.float()
     if config.target == "pixels":
@@ -100,8 +96,7 @@ def masked_patch_loss(
 class MaskedPatchTransformer(VisionTransformer):
     """A `VisionTransformer` with a linear head on every patch, and an embedding for hidden patches.
 
-    A class token sees everything and predicts nothing. `build.transfer` takes the body for fine-tuning.
-    Paper: Appendix B.1.2
+    A class token sees everything and predicts nothing. Paper: Appendix B.1.2
     """
 
     def __init__(self, config: MaskedPatchConfig) -> None:

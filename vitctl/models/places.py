@@ -39,7 +39,6 @@ def decay_exponent(name: str, depth: int, numbering: str) -> int:
 
 
 def is_head(name: str) -> bool:
-    """Return whether a parameter is in the classification layer."""
     return name.startswith(_HEAD)
 
 
@@ -49,5 +48,4 @@ def is_matrix(name: str, dimensions: int) -> bool:
 
 
 def is_relative(name: str) -> bool:
-    """Return whether a parameter is a table of relative positions."""
     return ".relative_" in name

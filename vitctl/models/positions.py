@@ -14,13 +14,8 @@ Grid = tuple[int, int]
 def grid_table(rows: Tensor, columns: Tensor, prefix_tokens: int) -> Tensor:
     """Return the 2-D embedding of every token: its column's, then its row's; zeros for prefix tokens.
 
-    The paper does not say what a class token gets; it has no coordinates.
-
-    Args:
-        rows, columns: `[L, rows, D / 2]` and `[L, columns, D / 2]`.
-
-    Returns `[L, prefix_tokens + rows * columns, D]`.
-    Paper: Appendix D.4
+    The paper does not say what a class token gets; it has no coordinates. From `[L, rows, D / 2]` and
+    `[L, columns, D / 2]` to `[L, prefix_tokens + rows * columns, D]`. Paper: Appendix D.4
     """
     along_x = columns[:, None].expand(-1, rows.shape[1], -1, -1)  # [L, rows, columns, D / 2]
     along_y = rows[:, :, None].expand(-1, -1, columns.shape[1], -1)
@@ -32,14 +27,8 @@ def relative_logits(query: Tensor, offsets: Tensor) -> Tensor:
 
     The paper specifies neither the class token's position nor which layers share a table. Here tokens are
     numbered in the encoder's order, class token first, and each layer has a table, split into heads like
-    keys.
-
-    Args:
-        query: `[B, H, N, Dh]`.
-        offsets: `[2 N - 1, H * Dh]`, from offset 1 - N to N - 1.
-
-    Returns `[B, H, N, N]`, queries before keys.
-    Paper: Appendix D.4
+    keys. From queries `[B, H, N, Dh]` and `[2 N - 1, H * Dh]`, offsets 1 - N to N - 1, to `[B, H, N, N]`,
+    queries before keys. Paper: Appendix D.4
     """
     heads, tokens = query.shape[-3], query.shape[-2]
     by_offset: Tensor = query @ torch.unflatten(offsets, -1, (heads, -1)).permute(
@@ -73,11 +62,7 @@ def rotary_turns(config: ViTConfig, like: Tensor, scale: Tensor | None = None) -
     between -1 and 1 at any size, and its periods grow from 1 to almost 100; an angle is shared by elements
     half a head apart. EVA-02's coordinates count patches, as if there were 16 x 16, and its frequencies
     fall from 1 to almost 1 / 10,000; an angle is shared by neighbours. Prefix tokens are not rotated.
-
-    Args:
-        config: with `rotary`.
-        like: a tensor of the model: gives the device, and float64 if it has it, else float32.
-        scale: of all coordinates, a scalar.
+    `like` gives the device, and float64 if it has it, else float32; `scale` multiplies all coordinates.
 
     Source: DINOv3, layers/rope_position_encoding.py; EVA-02, rope.py
     """
@@ -128,13 +113,9 @@ def num_offsets(grid: Grid) -> int:
 def offset_bias(table: Tensor, grid: Grid, has_token: bool) -> Tensor:
     """Return the bias added to the logits, `[H, N, N]`, queries before keys.
 
-    Args:
-        table: `[num_offsets(grid), H]`: the offsets p_q - p_k, rows slowest, from the most negative one; then
-            class token to patches, patches to class token, class token to itself.
-        grid: rows and columns of patches.
-        has_token: whether a class token precedes the patches.
-
-    Source: BEiT, modeling_finetune.py
+    The table `[num_offsets(grid), H]` has the offsets p_q - p_k, rows slowest, from the most negative one;
+    then class token to patches, patches to class token, class token to itself. Source: BEiT,
+    modeling_finetune.py
     """
     (rows, columns), last = grid, len(table)
     row = torch.arange(rows, device=table.device).repeat_interleave(columns)

@@ -129,10 +129,9 @@ class RootV2(nn.Module):
 
 
 def _zero_border(images: Tensor) -> Tensor:
-    """Return `images` `[B, C, H, W]` in a frame of zeros, `[B, C, H + 2, W + 2]`.
+    """Return `images` in a frame of zeros, `[B, C, H + 2, W + 2]`.
 
-    `F.pad` would not do: ONNX Runtime merges it into the next max-pooling, where padding counts as minus
-    infinity.
+    ONNX Runtime would merge `F.pad` into the next max-pooling, where padding counts as minus infinity.
     """
     row = torch.zeros_like(images[:, :, :1])
     images = torch.cat([row, images, row], dim=2)
@@ -223,7 +222,6 @@ class ResNet(nn.Module):
 
 @torch.no_grad()
 def initialise(model: ResNet, generator: Generator) -> None:
-    """Draw every weight of `model` in place, as the authors' code does; see `vit.initialise`."""
     initialise_backbone(model.backbone, generator)
     if model.norm is not None:
         plain_norm(model.norm)

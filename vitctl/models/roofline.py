@@ -252,11 +252,7 @@ def _attention(config: ViTConfig, step: Step, queries: float, tokens: float) -> 
 
 
 def estimate(config: Config, device: str, step: Step) -> Estimate:
-    """Estimate the time of a step that never waits for data or other GPUs.
-
-    Args:
-        config: `ViTConfig`, not a ResNet, hybrid or axial network.
-        device: a row of `GPUS`.
+    """Estimate the time of a step that never waits for data or other GPUs, for a row of `GPUS`.
 
     Raises:
         RecipeError: the device has no row, or a network has convolutions.

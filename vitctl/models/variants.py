@@ -120,7 +120,6 @@ class ViTConfig:
 
     @property
     def num_tokens(self) -> int:
-        """Length of the encoder's sequence."""
         rows, columns = self.grid
         return self.prefix_tokens + rows * columns
 
@@ -131,7 +130,6 @@ class ViTConfig:
 
     @property
     def pooled_size(self) -> int:
-        """Width of the vector pooled from all tokens."""
         return self.hidden_size * (self.token_blocks + (self.classifier == "token_patches"))
 
     def misfits(self) -> Iterator[str]:
@@ -233,7 +231,6 @@ class MaskedPatchConfig(ViTConfig):
 
     @property
     def patch_outputs(self) -> int:
-        """Numbers predicted for each patch."""
         return {"mean_color": 8**3, "downsized": 16 * 8**3, "pixels": 3 * self.patch_size**2}[self.target]
 
     def misfits(self) -> Iterator[str]:
@@ -319,12 +316,10 @@ class UnitShape:
 
     @property
     def outputs(self) -> int:
-        """Channels after the unit."""
         return 4 * self.middle
 
     @property
     def projected(self) -> bool:
-        """Whether the shortcut needs a convolution to fit."""
         return self.stride > 1 or self.inputs != self.outputs
 
 
@@ -400,7 +395,6 @@ def _check(config: Config) -> None:
 
 
 def _value_problems(config: Config) -> Iterator[str]:
-    """Yield the problems of single fields."""
     values: dict[str, Any] = vars(config)
     for name, value in values.items():
         if name in BOUNDS and not _is_within(value, *BOUNDS[name]):
@@ -588,10 +582,7 @@ def downstream(
 
 
 def with_classifier(config: Config, classifier: str) -> Config:
-    """Return the same body with another pooling of its tokens, and without a head.
-
-    Raises RecipeError if the weights lack such tokens. Source: weights.classifier
-    """
+    """Return the same body with another pooling and no head. Raises RecipeError without such tokens."""
     if not classifier or classifier == getattr(config, "classifier", None):
         return config
     if not isinstance(config, ViTConfig):
@@ -635,7 +626,6 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def family(config: Config) -> str:
-    """Return the name of `config`'s family: vit, hybrid, resnet ..."""
     return next(name for name, kind in _FAMILIES.items() if type(config) is kind)
 
 

@@ -55,10 +55,7 @@ class Attention(Attending):
         self.recomputed = False
 
     def project(self, tokens: Tensor, turns: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key, value, each `[..., num_heads, N, D / num_heads]`, of `tokens` `[..., N, D]`.
-
-        `turns` are from `rotary_turns`, for a network with rotary positions.
-        """
+        """Return query, key, value `[..., num_heads, N, D / num_heads]` of tokens; see `rotary_turns`."""
         heads = (
             self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).transpose(-4, -2)
         )  # [..., num_heads, 3, N, Dh]
@@ -136,7 +133,7 @@ class MLP(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: in training, drops a branch for a random `rate` of images and rescales the others."""
+    """Stochastic depth: in training, drops a branch of an image with probability `rate`, or rescales it."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -319,7 +316,6 @@ class VisionTransformer(nn.Module):
 
     @property
     def checkpoint_blocks(self) -> Recomputed:
-        """What is recomputed in the backward pass instead of kept."""
         return self._recomputed
 
     @checkpoint_blocks.setter
@@ -355,10 +351,7 @@ class VisionTransformer(nn.Module):
 
 
 class HybridTransformer(VisionTransformer):
-    """A `VisionTransformer` whose patches are cut from the feature map of a ResNet V1 without head.
-
-    Paper: Section 3.1, Hybrid Architecture; Section 4.1
-    """
+    """A `VisionTransformer` on the feature map of a headless ResNet V1. Paper: Sections 3.1 and 4.1"""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__(config)

@@ -186,9 +186,8 @@ def read_tensors(path: Path) -> Tensors:
     """Return every tensor of the file by name, on the CPU.
 
     In a training checkpoint, names begin with that of their set, see `one_set`. An index stands for the files
-    that it lists, a part of sharded weights for all parts.
-
-    Raises CheckpointError if the file is damaged, or holds more than plain tensors.
+    that it lists, a part of sharded weights for all parts. Raises CheckpointError if the file is damaged, or
+    holds more than plain tensors.
     """
     return _all(path, _read)
 
@@ -199,10 +198,7 @@ def read_shapes(path: Path) -> Tensors:
 
 
 def read_later(path: Path) -> Tensors:
-    """Return the tensors lazily, each read whenever its numbers are requested, see `Later`.
-
-    Only a torch file of the format before 1.6 is read at once.
-    """
+    """Return the tensors lazily, see `Later`; only torch's format before 1.6 is read at once."""
     return _all(path, _later)
 
 
@@ -218,14 +214,9 @@ def _all(path: Path, read: Callable[[Path], Tensors]) -> Tensors:
 def one_set(tensors: Tensors, which: str = "") -> tuple[Tensors, str, bool]:
     """Return one set of tensors of another program's file, without the prefix of all names.
 
-    Args:
-        which: "ema" or "model", of a file with averaged and raw weights; "": the averaged ones, as timm does.
-
-    Returns:
-        the tensors; the chosen set in words, "" without a choice; and whether they are averaged.
-
-    Raises:
-        CheckpointError: the file has no such weights.
+    `which` is "ema", "model", or "" for the averaged ones if there are any, as in timm. The other results
+    are the chosen set in words, "" without a choice, and whether it is averaged. Raises CheckpointError if
+    the file has no such weights.
     """
     said, is_averaged = "", False
     while True:

@@ -48,7 +48,7 @@ CARD = "README.md"  # of a repository; its header states the licence
 
 
 def locate(source: str | Path, fetch: Fetch) -> Path:
-    """Return the local file for `source`, fetching it and its companion files if it is remote.
+    """Return the local file for `source`, fetched with its companion files if it is remote.
 
     A folder stands for the weights file inside. Raises CheckpointError with what would be right.
     """
@@ -161,10 +161,7 @@ def fetch(
 
 
 def _held_by_hub(url: str, repository: str, revision: str, name: str) -> Path | None:
-    """Return a file in huggingface_hub's cache, or None.
-
-    Raises NotOnServerError if that cache records that the repository lacks the file.
-    """
+    """Return a file in huggingface_hub's cache, or None; NotOnServerError if the cache says there is none."""
     from huggingface_hub import try_to_load_from_cache
 
     held = try_to_load_from_cache(repository, name, revision=revision)
@@ -174,13 +171,10 @@ def _held_by_hub(url: str, repository: str, revision: str, name: str) -> Path | 
 
 
 def _from_hub_cache(url: str, progress: Progress, repository: str, revision: str, name: str) -> Path:
-    """Return a file in huggingface_hub's cache, downloaded and checked if necessary."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bar(tqdm):
-        """Forwards the progress that huggingface_hub would show."""
-
         def __init__(self, *args: Any, **named: Any) -> None:
             super().__init__(*args, **{**named, "disable": True})  # type: ignore[no-untyped-call]
 

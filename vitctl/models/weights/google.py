@@ -47,7 +47,6 @@ _NORM = r"(^|/)(gn\d|gn_root|gn_proj|group_norm)/"
 
 
 def vit_table(num_heads: int) -> Table:
-    """Return the rows of a ViT, in the spelling of the published files."""
     block = "Transformer/encoderblock_{i}"
     attention = f"{block}/MultiHeadDotProductAttention_1"
     parts = ("query", "key", "value")
@@ -82,7 +81,6 @@ def vit_table(num_heads: int) -> Table:
 
 
 def hybrid_table(num_heads: int) -> Table:
-    """Return the rows of a ViT on a ResNet."""
     ours, theirs = "backbone.stages.{i}.{j}", "block{i1}/unit{j1}"
     table = vit_table(num_heads) | _scale_and_bias("backbone.root.norm", "gn_root")
     table["backbone.root.conv.weight"] = entry("conv_root/kernel", layout=CONV)
@@ -187,7 +185,6 @@ def _num_heads(tensors: Tensors) -> int:
 
 
 def _stage_depths(tensors: Tensors, pattern: str) -> tuple[int, ...]:
-    """Return the number of units in each stage, from the names alone."""
     depths: dict[int, int] = {}
     for match in filter(None, (re.fullmatch(pattern, name) for name in tensors)):
         depths[int(match[1])] = max(depths.get(int(match[1]), 0), int(match[2]))
@@ -195,7 +192,6 @@ def _stage_depths(tensors: Tensors, pattern: str) -> tuple[int, ...]:
 
 
 def _named_size(beside: Beside) -> int | None:
-    """Return the image size in the name of an AugReg file."""
     match = re.search(r"res_(\d{1,4})\b", beside.name)
     return int(match[1]) if match else None
 

@@ -32,9 +32,7 @@ _INDEX_BYTES, _MAX_PARTS, _ENDINGS = 16 * 2**20, 1000, (".safetensors", ".bin")
 def read_network(path: Path, *, model: str = "", which: str = "") -> tuple[Config, dict[str, Any]]:
     """Return a weights file's configuration and metadata, for any layout, without reading tensors.
 
-    Args:
-        model: name of the model, for what the shapes of another program's file cannot show.
-        which: "ema" or "model", for another program's averaged and raw weights.
+    `model` names what the shapes of another program's file cannot show; `which` is "ema" or "model".
 
     Raises:
         CheckpointError: the file is missing or truncated, or its tensors make no known model.
@@ -57,10 +55,7 @@ _NAMED_FIELDS = ("patch_size", "hidden_size", "depth", "mlp_size", "num_heads", 
 
 
 def check_named(config: Config, model: str) -> None:
-    """Raise CheckpointError if weights are not of the model of this name, RecipeError if there is none.
-
-    "" names no model.
-    """
+    """Raise CheckpointError if weights are not of this model, RecipeError if it is unknown; "" allows all."""
     named = variant(model) if model else None
     differing = [
         f"{name} {getattr(config, name, 'none')} instead of {getattr(named, name)}"
@@ -72,10 +67,9 @@ def check_named(config: Config, model: str) -> None:
 
 
 def own_header(path: Path) -> dict[str, Any] | None:
-    """Return vitctl's JSON in a safetensors file (`config` and `meta`), or None for another program's file.
+    """Return vitctl's JSON in a safetensors file (`config` and `meta`), or None for another program's.
 
-    Raises:
-        CheckpointError: the JSON is damaged, or of another version.
+    Raises CheckpointError if the JSON is damaged, or of another version.
     """
     text = _metadata(path).get(OWN_KEY) or begins_of(path).get(OWN_KEY)
     if text is None:
@@ -96,8 +90,7 @@ def own_header(path: Path) -> dict[str, Any] | None:
 def safetensors_header(path: Path) -> dict[str, Any] | None:
     """Return the JSON header of a safetensors file; None if the file is of another kind, or missing.
 
-    Raises:
-        CheckpointError: the file's length differs from its header's, or the header describes no tensors.
+    Raises CheckpointError if the file's length differs from its header's, or no tensors are described.
     """
     if not path.is_file():
         return None
@@ -135,11 +128,7 @@ def part_file(name: str, number: int, count: int) -> str:
 
 
 def begins_of(path: Path) -> dict[str, Any]:
-    """Return where the tensors of a part of sharded weights begin, by name; empty for another file.
-
-    Raises:
-        CheckpointError: the file's metadata is damaged.
-    """
+    """Return where the tensors of a part of sharded weights begin, by name; empty for another file."""
     begins = parse_json(_metadata(path).get(SHARDING, "{}").encode(), path, error=CheckpointError)
     if not isinstance(begins, dict):
         raise CheckpointError(path, f"its {SHARDING} should be a JSON object", "copy it again")
@@ -149,8 +138,7 @@ def begins_of(path: Path) -> dict[str, Any]:
 def shards_of(path: Path) -> list[Path]:
     """Return all parts of a part's sharded weights, in order; empty for another file.
 
-    Raises:
-        CheckpointError: the file's metadata is damaged, or its name does not say which part it is.
+    Raises CheckpointError if its metadata is damaged, or its name does not say which part it is.
     """
     if not begins_of(path):
         return []
@@ -162,8 +150,7 @@ def shards_of(path: Path) -> list[Path]:
 def parts_of(index: Path) -> dict[str, set[str]]:
     """Return an index's parts: name of a file next to it -> its tensors.
 
-    Raises:
-        CheckpointError: the index lists no parts, too many, or files in other folders.
+    Raises CheckpointError if the index lists no parts, too many, or files in other folders.
     """
     content = read_json(index, _INDEX_BYTES, error=CheckpointError)
     named = content.get("weight_map") if isinstance(content, dict) else None
@@ -186,10 +173,7 @@ def parts_of(index: Path) -> dict[str, set[str]]:
 
 
 def bounded(index: Path, parts: Iterable[Path]) -> Iterator[Path]:
-    """Yield the parts while their total size is within the limit of weights files.
-
-    Raises CheckpointError; also for a missing part.
-    """
+    """Yield the parts within the size limit of weights. Raises CheckpointError, also for a missing part."""
     total = 0
     for part in parts:
         if not part.is_file():
@@ -201,7 +185,6 @@ def bounded(index: Path, parts: Iterable[Path]) -> Iterator[Path]:
 
 
 def _is_tensor(entry: Any) -> bool:
-    """Return whether a header entry has a shape and two file offsets."""
     match entry:
         case {"shape": [*shape], "data_offsets": [begin, end]}:
             numbers = [*shape, begin, end]

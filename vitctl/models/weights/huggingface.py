@@ -497,7 +497,6 @@ def _tidy(family: _Family, tensors: Tensors) -> Tensors:
 
 
 def _check_shape(family: _Family, config: Json, shape: Json) -> None:
-    """Raise CheckpointError if config.json contradicts the tensors."""
     of_ratio = family.prefix.startswith("dinov2")  # it does not state intermediate_size
     sizes = {name: ours for name, ours in _SIZES.items() if not of_ratio or ours != "mlp_size"}
     check_sizes(CONFIG, config, shape, sizes)
@@ -676,10 +675,7 @@ def _edges(size: Any, *, is_square: bool = True) -> tuple[str, int]:
 
 
 def _class_names(id2label: Json, num_classes: int) -> list[str]:
-    """Return class names in order, empty if they are only numbered.
-
-    Raises CheckpointError if the numbers are not those of the head's classes.
-    """
+    """Return class names in order, empty if they are only numbered, or raise CheckpointError."""
     numbered = sorted((int(number), name) for number, name in id2label.items())
     if num_classes and numbered and [number for number, _ in numbered] != list(range(num_classes)):
         raise CheckpointError(
@@ -767,7 +763,6 @@ def _sidecars(family: _Family, config: ViTConfig, meta: Json) -> dict[str, dict[
 
 
 def _layout(family: _Family, table: Table, mark: str, absent: str = "", **needs: Any) -> WeightsLayout:
-    """Return one way in which a family stores its tensors, for networks with the field values `needs`."""
     return WeightsLayout(
         name="hf",
         title=family.title,

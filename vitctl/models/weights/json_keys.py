@@ -83,8 +83,7 @@ class Known:
 def checked(file: str, content: Mapping[str, Any], known: Known) -> dict[str, Any]:
     """Return a JSON file's content without nulls; `file` is its name for messages.
 
-    Raises:
-        CheckpointError: file, key, its value, and what it should be.
+    Raises CheckpointError with the file, the key, its value, and what it should be.
     """
     found: dict[str, Any] = _without_nulls(content, _DEEPEST)
     for kind, paths in known.used.items():

@@ -67,7 +67,6 @@ def _blank(tensor: Tensor) -> Tensor:
 
 
 def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to all tensors among arguments."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple | list):

@@ -52,7 +52,6 @@ class Rule:
     shares: tuple[int, ...] = ()
 
     def read(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return our tensor, contiguous."""
         parts = [self.layout.read(tensors[name]) for name in self.theirs]
         for name, part in zip(self.theirs, parts, strict=True):
             if parts[1:] and not holds_numbers(part):  # stacking would convert them
@@ -93,10 +92,7 @@ def pair(ours: str, *theirs: str, shares: tuple[int, ...] = ()) -> Table:
 def block(layer: str, norm1: str, out: str, norm2: str, inner: tuple[str, ...], outer: str) -> Table:
     """Return the rows that every program's block has: norms, the output of attention, and the MLP.
 
-    Args:
-        layer: prefix of their names.
-        norm1, out, norm2, outer: names of one module each.
-        inner: the first matrix of the MLP, or gate and hidden.
+    Names are those of one module each, after `layer`; `inner` is the MLP's first matrix, or gate and hidden.
     """
     ours = {"norm1": (norm1,), "attention.out": (out,), "norm2": (norm2,), "mlp.fc1": inner}
     rows: Table = {}
@@ -128,7 +124,6 @@ def rules_for(table: Table, names: Iterable[str]) -> Table:
 
 
 def to_theirs(state: Mapping[str, Tensor], rules: Table) -> Tensors:
-    """Return our `state` in their names and layouts."""
     theirs: Tensors = {}
     for ours, rule in rules.items():
         theirs |= rule.write(state[ours])
@@ -191,7 +186,6 @@ def refuse(heading: str, problems: Mapping[str, list[str]]) -> None:
 
 
 def listed(names: list[str]) -> str:
-    """Return the first few names, and how many more there are."""
     more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(map(one_line, names[:_LISTED])) + more
 
@@ -302,7 +296,6 @@ class WeightsLayout:
         return value == getattr(ViTConfig, name, None) or name in self.held({name: value})
 
     def view(self, tensors: Tensors) -> View:
-        """Return a view of the tidy `tensors` by our names."""
         table = self.table(1)
 
         def look(ours: str) -> Tensor | None:
@@ -320,9 +313,7 @@ class WeightsLayout:
     def settle(self, recorded: Json, beside: Beside) -> dict[str, Any]:
         """Return a file's values, and as `assumed` the names of those that nothing records.
 
-        Args:
-            recorded: by tensors or JSON files; None: not recorded.
-            beside: its config.json lists what was assumed when vitctl exported the file.
+        A `recorded` value of None is not recorded. An export's config.json lists what was assumed then.
         """
         found = {name: value for name, value in recorded.items() if value is not None}
         marked = ((beside.config.get("vitctl") or {}).get("preprocessing") or {}).get("assumed")
@@ -333,10 +324,7 @@ class WeightsLayout:
     def vit(
         self, shape: Json, recorded: Json, beside: Beside, class_names: Iterable[str] = (), **more: Any
     ) -> tuple[Config, dict[str, Any]]:
-        """Return a ViT's configuration and metadata from its shape and what is recorded of it.
-
-        The number of heads of a published shape counts as recorded.
-        """
+        """Return a ViT's configuration and metadata; the heads of a published shape count as recorded."""
         gated = shape["mlp"] == "swiglu"
         published = published_heads(shape["hidden_size"], shape["depth"], gated)
         values = self.settle({**recorded, "num_heads": recorded.get("num_heads") or published}, beside)
@@ -350,7 +338,6 @@ class WeightsLayout:
 
 
 def stored_meta(config: Config, values: Json, class_names: Iterable[str] = ()) -> dict[str, Any]:
-    """Return weights metadata from the values of `WeightsLayout.settle`."""
     names, size = list(map(same_name, class_names)), values.get("image_size") or config.image_size
     return {
         **{name: values[name] for name in _STORED},
@@ -414,15 +401,9 @@ def vit_shape(view: View, num_heads: int | None, image_size: int | None) -> dict
 
 
 def check_sizes(file: str, stated: Json, shape: Json, names: Mapping[str, str]) -> None:
-    """Compare what a JSON file states with the tensors.
+    """Compare what a JSON file states with the tensors, by key -> field of `shape`, see `vit_shape`.
 
-    Args:
-        file: name for the message.
-        shape: of `vit_shape`.
-        names: keys of `stated` -> fields of `shape`.
-
-    Raises:
-        CheckpointError: another file belongs to these tensors, or a part of them is missing.
+    Raises CheckpointError if they differ.
     """
     for key, ours in names.items():
         if key in stated and ours in shape and stated[key] != shape[ours]:
@@ -430,7 +411,6 @@ def check_sizes(file: str, stated: Json, shape: Json, names: Mapping[str, str]) 
 
 
 def contradiction(file: str, words: str) -> CheckpointError:
-    """Return the error for a JSON file that contradicts the tensors."""
     return CheckpointError(file, f"{words}; the file is incomplete, or not of this {file}")
 
 
@@ -457,7 +437,6 @@ def needed(view: View, name: str, dimensions: int) -> Tensor:
 
 
 def classes(view: View) -> int:
-    """Return the number of classes of the head, 0 without one."""
     head = view("head.weight")
     return 0 if head is None else len(head)
 

@@ -113,10 +113,7 @@ class Meta(BaseModel):
 
 
 def activation_of(meta: Mapping[str, Any], num_classes: int) -> Activation:
-    """Return the function that turns logits into probabilities, by the loss of the training.
-
-    Without a recorded loss it is softmax, but sigmoid for a single logit, as in transformers.
-    """
+    """Return the activation for the training's loss; by default sigmoid for one logit, else softmax."""
     loss = meta.get("loss") or ("sigmoid" if num_classes == 1 else "softmax")
     return "sigmoid" if loss == "sigmoid" else "softmax"
 
@@ -148,11 +145,7 @@ def compared_names(stored: Any) -> dict[str, Any]:
 
 
 def check_meta(meta: Mapping[str, Any], config: Config) -> None:
-    """Check metadata against `Meta`, and the number of class names against the head.
-
-    Raises:
-        CheckpointError: one line with the invalid values.
-    """
+    """Check metadata against `Meta`, and the class names against the head. Raises CheckpointError."""
     try:
         found = Meta.model_validate(dict(meta))
     except ValidationError as error:
@@ -227,10 +220,7 @@ def assumed_line(values: Mapping[str, Any]) -> str:
 
 
 class Temperature(BaseModel):
-    """A classifier's temperature, in a file next to its weights, so that their digest does not change.
-
-    It records the fit: on which weights and images, and the loss before and after.
-    """
+    """A classifier's temperature and its fit, in a file next to its weights, whose digest does not change."""
 
     model_config = ConfigDict(strict=True)
 
@@ -259,14 +249,9 @@ class Temperature(BaseModel):
 
 
 def stored_temperature(weights: str, digest: Callable[[], str]) -> Temperature | None:
-    """Return the temperature next to weights; None if there is none, or if it is for other weights.
+    """Return the temperature next to a weights path; None if there is none, or if it is for other weights.
 
-    Args:
-        weights: their path; for an address the result is None.
-        digest: returns that of the weights; called only if there is a file.
-
-    Raises:
-        CheckpointError: the file is damaged.
+    `digest` is called only if there is a file. Raises CheckpointError if that is damaged.
     """
     place = _beside(weights)
     if "://" in weights or not place.is_file():

@@ -31,7 +31,6 @@ class Published(NamedTuple):
 
     @property
     def page(self) -> str:
-        """The page on the hub."""
         return self.address.replace("hf://", "https://huggingface.co/")
 
 
@@ -132,7 +131,6 @@ def full_address(source: str) -> str:
 
 
 def find_published(name: str) -> Published:
-    """Return the row of a name, or raise CheckpointError."""
     if name not in PUBLISHED:
         raise CheckpointError(
             f"no weights are called '{name}'", fix=meant(name) or "`vitctl weights` lists them"

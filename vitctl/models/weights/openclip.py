@@ -160,7 +160,6 @@ def _describe(
 
 
 def _resizing(images: Json) -> tuple[str, float]:
-    """Return our resize method, and the share of the side that the crop keeps."""
     mode = images.get("resize_mode") or "shortest"
     if mode not in _RESIZING:
         raise CheckpointError(

@@ -63,8 +63,6 @@ def _row(
     assumed: Json = MappingProxyType({}),
     norm_eps: float = timm.NORM_EPS,
 ) -> WeightsLayout:
-    """Return the row of files that have all tensors `own`, and not `absent`."""
-
     def tidy(tensors: Tensors) -> Tensors:
         is_own = absent not in tensors and all(one in tensors for one in own)
         return timm.tidy(change(renamed(tensors, _NAMES, _PRETRAINING))) if is_own else {}

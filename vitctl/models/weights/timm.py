@@ -381,7 +381,6 @@ def _classifier(shape: Json, pool: str | None) -> str:
 
 
 def _likely(shape: Json) -> Json:
-    """Return a family's assumed values, in addition to those of every network."""
     whole = {"eval_resize": 1}
     squashed = {"eval_method": "square", "eval_resize": SQUASH}
     if shape["norm_pre"]:
@@ -407,7 +406,6 @@ def _side(key: str, size: int | list[int]) -> int:
 
 
 def _recorded(pretrained: Json) -> dict[str, Any]:
-    """Return what timm's pretrained_cfg records, by our names."""
     pretrained = {**(_DEFAULTS if pretrained else {}), **pretrained}
     mode, share = pretrained.get("crop_mode") or "center", pretrained.get("crop_pct")
     if mode not in _METHODS:
@@ -470,7 +468,6 @@ def _notes(config: ViTConfig, _meta: Json) -> Iterator[str]:
 
 
 def _family(config: ViTConfig) -> str:
-    """Return the row of `_NAMES` for a network."""
     gated = config.mlp == "swiglu"
     if config.position_embedding == "relative_bias":
         return _BEIT

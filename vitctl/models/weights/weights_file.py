@@ -92,7 +92,6 @@ class Weights:
 
     @property
     def is_later(self) -> bool:
-        """Whether the tensors are read lazily."""
         return any(isinstance(tensor, Later) for tensor in self.state.values())
 
     @property
@@ -102,7 +101,6 @@ class Weights:
 
     @cached_property
     def digest(self) -> str:
-        """The digest of `state`, see `weights_digest`."""
         return self.sha256 or weights_digest(self.state)
 
 
@@ -166,7 +164,6 @@ def read_weights(
 
 
 def foreign_network(path: Path, model: str, which: str = "") -> tuple[Config, dict[str, Any]]:
-    """Return configuration and metadata of another program's weights file; see `read_network`."""
     num_heads = getattr(variant(model), "num_heads", None) if model else None
     found = _of_another(path, num_heads, read_shapes(path), which)
     return found.config, found.meta
@@ -234,10 +231,7 @@ def _recorded_loss(told: Mapping[str, Any], config: Config) -> dict[str, str]:
 
 
 def _exported_temperature(ours: Mapping[str, Any], state: Tensors) -> dict[str, Any]:
-    """Return the temperature in an export's config.json; empty if it is for other weights.
-
-    Newer exports record none, because `write_weights` divides the head by it.
-    """
+    """Return the temperature in an older export's config.json; empty if it is for other weights."""
     said = ours.get("preprocessing", {})
     if said.get("temperature") is None or any(tensor.is_meta for tensor in state.values()):
         return {}
@@ -282,9 +276,9 @@ class WrittenWeights:
 def save_weights(
     path: Path, model_or_state: nn.Module | Mapping[str, Tensor], config: Config, meta: Mapping[str, Any]
 ) -> Path:
-    """Write vitctl's file atomically, and return its path.
+    """Write vitctl's file atomically, and return its path. `meta` is JSON-able.
 
-    `meta` is JSON-able. Equal weights, configuration and metadata give byte-identical files.
+    Equal weights, configuration and metadata give byte-identical files.
     """
     state = model_or_state.state_dict() if isinstance(model_or_state, nn.Module) else model_or_state
     tensors = {name: state[name].detach().cpu().contiguous() for name in sorted(state)}
@@ -296,8 +290,7 @@ def save_weights(
 def own_metadata(config: Config, meta: Mapping[str, Any]) -> dict[str, str]:
     """Return the header metadata of vitctl's file.
 
-    A single key, because safetensors does not keep the order of several, and equal weights must give equal
-    files.
+    A single key, because safetensors does not keep the order, and equal weights must give equal files.
     """
     header = {"format": FORMAT, "config": to_dict(config), "meta": dict(meta)}
     return {OWN_KEY: json.dumps(header, sort_keys=True, allow_nan=False)}
@@ -394,7 +387,6 @@ def _row(to: str, config: Config) -> WeightsLayout:
 
 
 def _target(path: Path, container: str) -> Path:
-    """Return the file to write, after making its folder."""
     file = path if path.suffix == f".{container}" else path / _FILE_NAMES[container]
     file.parent.mkdir(parents=True, exist_ok=True)
     return file
