@@ -50,18 +50,10 @@ _RESIZING = {"image_size", "eval_method", "eval_resize", "resample"}
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """Everything that a writer of a format needs.
+    """Everything that a writer of a format needs: `row` is the format, `found` the weights.
 
-    Args:
-        row: the format.
-        found: the weights.
-        model: what is exported.
-        run_dir: gets the files.
-        name: of single files, without suffix.
-        options: [export].
-        resizing: pre-processing of the format's reader, if it differs.
-        images: the user's images, if any.
-        model_score: computes the score of the float32 model on them, once.
+    `resizing` is the reader's pre-processing, if it differs; `images` are the user's, and `model_score`
+    scores the float32 model on them, once. `name` is that of single files, without suffix.
     """
 
     row: ExportFormat
@@ -76,12 +68,10 @@ class ExportRequest:
 
     @property
     def precision(self) -> str:
-        """The file's number format."""
         return self.options.precision if self.options.precision in self.row.precisions else "float32"
 
     @property
     def resizing_note(self) -> tuple[str, ...]:
-        """Return a line about resizing for the user, or nothing."""
         return (self.resizing.note,) if self.resizing else ()
 
 
@@ -94,13 +84,10 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Exported:
-    """A verified file.
+    """A verified file, with the files that belong to it and notes for its users.
 
-    Args:
-        beside: files that belong to it.
-        difference: the largest difference to the model, in standard deviations of the logits.
-        notes: for its users.
-        scores: accuracy on the user's images.
+    `difference` is the largest to the model, in standard deviations of the logits; `scores` are accuracies
+    on the user's images.
     """
 
     path: Path
@@ -275,7 +262,6 @@ def _verified(request: ExportRequest) -> Iterator[tuple[ExportRequest, Path, Exp
 
 
 def _keep(aside: Path, done: Exported) -> None:
-    """Move a verified file, and those that belong to it, to their final place."""
     paths = (*done.beside, done.path)  # the file comes last, because it refers to the others
     for path in paths:
         flush(aside / path.name)
@@ -315,10 +301,7 @@ def _proven(name: str, opened: Opened, request: ExportRequest, tolerance: float)
 
 @contextmanager
 def partial_folder(run_dir: Path, name: str, shown: Path | None = None) -> Iterator[Path]:
-    """Yield an empty folder in which files are written and verified; remove it afterwards.
-
-    `shown` is the final place, which messages name instead; default: the run's folder.
-    """
+    """Yield a temporary folder for writing and verifying; errors name `shown`, the final place, instead."""
     aside = run_dir / f".{name}.partial"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -331,11 +314,7 @@ def partial_folder(run_dir: Path, name: str, shown: Path | None = None) -> Itera
 
 
 def _copied(done: Exported, to: Path, row: ExportFormat) -> tuple[Path, list[str]]:
-    """Copy a file, and the files that belong to a graph, to another path or folder: all or nothing.
-
-    Returns:
-        the new path, and notes for its user.
-    """
+    """Copy a file, and files that belong to a graph, all or none. Return the new path and notes."""
     target = to / done.path.name if to.is_dir() else to
     beside = done.beside if row.is_graph else []
     pairs = [(done.path, target), *((file, target.parent / file.name) for file in beside)]

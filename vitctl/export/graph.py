@@ -84,12 +84,10 @@ class Raw(nn.Module):
 
     @property
     def model(self) -> Model:
-        """The network without the value range."""
         return self.network.model
 
     @property
     def outputs(self) -> list[str]:
-        """Names of the outputs."""
         has_head = self.model.head is not None
         return [LOGITS] * has_head + [FEATURES] * (self.network.gives_features or not has_head)
 
@@ -99,7 +97,6 @@ class Raw(nn.Module):
         return ("batch",) if self.preprocess is None else ("batch", "height", "width")
 
     def free_sizes(self) -> dict[int, torch.export.Dim]:
-        """The free axes as `torch.export` takes them."""
         return {axis: torch.export.Dim(name) for axis, name in enumerate(self.free_axes)}
 
     def example(self, batch: int, number: int = 0) -> Tensor:
@@ -127,10 +124,7 @@ class Raw(nn.Module):
 
 
 def folded(raw: Raw) -> Raw:
-    """Return the same graph with `FoldedBlock`s: constants are folded into weights.
-
-    `raw`, in evaluation mode, does not change; weights that are not folded are shared.
-    """
+    """Return the same graph with `FoldedBlock`s: constants are folded into weights; `raw` is unchanged."""
     model = raw.model
     if not isinstance(model, VisionTransformer) or isinstance(model.config, MaskedPatchConfig):
         return raw
@@ -206,7 +200,6 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def _with(module: M, name: str, child: nn.Module) -> M:
-    """Return the same module with another child; all else is shared."""
     result = copy.copy(module)
     result.__dict__["_modules"] = {**module._modules, name: child}
     return result

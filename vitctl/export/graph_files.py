@@ -37,10 +37,9 @@ _PILLOW |= {"bicubic_antialias": "BICUBIC", "area": "BOX"}
 
 
 def write_onnx(request: ExportRequest, folder: Path) -> Written:
-    """Write NAME.onnx, NAME.py that runs it, and in lower precision NAME.ranges.json with activation ranges.
+    """Write NAME.onnx, NAME.py that runs it, and in lower precision NAME.ranges.json with activations.
 
-    Raises:
-        CheckpointError: float16 overflows.
+    Raises CheckpointError if float16 overflows.
     """
     file, notes = folder / f"{request.name}.onnx", []
     with partial_folder(request.run_dir, "float32") as aside, quiet():
@@ -82,9 +81,7 @@ _ONNX_TRACE = "pkg.torch.onnx.stack_trace"
 
 
 def trace(model: Raw, path: Path, metadata: dict[str, str]) -> None:
-    """Write a float32 model in evaluation mode as ONNX, with a free batch size; large weights in
-    PATH.data.
-    """
+    """Write a float32 model as ONNX with a free batch size; large weights go to PATH.data."""
     program = torch.onnx.export(
         folded(model.traced()),
         (model.example(2),),
@@ -171,7 +168,6 @@ def sample_program(meta: dict[str, Any], model: Raw) -> str:
 
 
 def _resizing_lines(meta: dict[str, Any]) -> list[str]:
-    """Return the lines that resize and crop with Pillow."""
     transform = stored_transform(meta)
     size, side = transform.image_size, transform.resize
     rule = f"Image.Resampling.{_PILLOW.get(transform.resample, transform.resample.upper())}"

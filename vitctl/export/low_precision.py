@@ -35,19 +35,12 @@ class _Reader:
 def narrow(
     full: Path, path: Path, precision: str, model: Raw, given: GivenImages, most_inside: int
 ) -> tuple[dict[str, Any], str]:
-    """Write a float32 ONNX file in a lower precision. Its input and outputs keep their types.
+    """Write a float32 ONNX file in float16 or int8. Its input and outputs keep their types.
 
-    float16 checks each image that is scored. int8 covers the products with weights, except the head: weights
-    have a scale for each output, activations one per tensor, by its range on data.calibration_split.
-
-    Args:
-        full: the float32 file.
-        precision: float16 or int8.
-        model: the source of `full`.
-        most_inside: weights larger than this, in bytes, go to PATH.data.
-
-    Returns:
-        the range of each activation by tensor, and a line for the user.
+    float16 checks each image that is scored. int8 covers the products with weights, except the head:
+    weights have a scale for each output, activations one per tensor, by its range on
+    data.calibration_split. Weights larger than `most_inside` bytes go to PATH.data. Return the range of
+    each activation, and a line for the user.
 
     Raises:
         CheckpointError: a weight or an activation exceeds float16; the message names its layer.
@@ -95,7 +88,6 @@ def layer_of(node: onnx.NodeProto) -> str:
 
 
 def _in_network(name: str) -> str:
-    """Return the network's name for a name in the graph."""
     for scope in SCOPES:
         name = name.removeprefix(scope)
     return name.removeprefix(".")
@@ -104,8 +96,7 @@ def _in_network(name: str) -> str:
 def _ranges(full: Path, reader: _Reader, has_data: bool) -> dict[str, Any]:
     """Return layer, operator, minimum and maximum of each float output of a node, in graph order.
 
-    An infinity, such as the border of a max-pooling, is None. Models that overflow in float32 are refused
-    earlier.
+    An infinity, such as the border of a max-pooling, is None.
     """
     augmented = str(full.with_name("ranges.onnx"))
     calibrator = create_calibrator(full, augmented_model_path=augmented, use_external_data_format=has_data)

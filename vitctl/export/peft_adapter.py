@@ -33,9 +33,7 @@ def write_peft(request: ExportRequest, folder: Path) -> Written:
     """Write adapters and head, their configuration, transformers' JSON files for the full model, and a
     README.md.
 
-    Raises:
-        CheckpointError: the weights have no adapters, or transformers' ViT or peft cannot hold what was
-            trained.
+    Raises CheckpointError without adapters, or if transformers' ViT or peft cannot hold what was trained.
     """
     found = request.found
     config, lora, adapters = found.weights.config, found.weights.meta.get("lora"), _adapters(found)
@@ -113,7 +111,6 @@ def open_peft(request: ExportRequest, path: Path) -> Opened:
 
 
 def _adapters(found: FoundWeights) -> dict[str, Tensor]:
-    """Return the adapters next to the weights; empty if there are none."""
     path = Path(found.path)
     file = tensor_files(path.parent).get(ADAPTERS.get(name_of(path.name), ""))
     return read_tensors(file) if file is not None else {}

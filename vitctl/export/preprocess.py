@@ -72,7 +72,6 @@ class Preprocess(nn.Module):
         return torch.minimum(numbers.clamp(min=0), last) if letterbox else numbers
 
     def _filled(self, pixels: Tensor, first: list[Tensor], new: list[Tensor]) -> Tensor:
-        """Return the letterboxed image, with the transform's colour around it."""
         numbers = [start + torch.arange(self.transform.image_size, dtype=torch.float64) for start in first]
         rows, columns = ((at >= 0) & (at < side) for at, side in zip(numbers, new, strict=True))
         colour = torch.tensor(self.transform.fill, dtype=torch.float64).view(3, 1, 1)
@@ -107,7 +106,7 @@ def _weights(
 
 
 def _area_means(values: Tensor, axis: int, old: Tensor, new: Tensor, wanted: Tensor) -> Tensor:
-    """Resize as `area_resized` along one axis, bit for bit: differences of running sums at the edges."""
+    """Resize as `area_resized` along one axis, in the same order of operations, by a running sum."""
     sums = values.cumsum(dim=axis)
     edges = wanted * (old / new)
     count = len(wanted) - 1

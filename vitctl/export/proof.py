@@ -1,7 +1,4 @@
-"""Verification of a written file against its model.
-
-It compares outputs and answers on noise in several batch sizes, and accuracy on the user's images.
-"""
+"""Verification of a written file against its model, on noise and by accuracy on the user's images."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -47,9 +44,7 @@ class Opened(NamedTuple):
 def answering(meta: Mapping[str, Any], temperature: float | None) -> Answering:
     """Return the function by which `vitctl predict` turns logits into answers.
 
-    Args:
-        meta: of the weights; for a written file, as read from it.
-        temperature: by which the logits are still to be divided.
+    `meta` is of the weights or read from a file; logits are divided by `temperature`, unless it is None.
     """
 
     def answers(logits: Tensor) -> list[Ranking]:
@@ -74,10 +69,7 @@ def agree(path: Path | str, model: Raw, batch_sizes: Sequence[int], run: Run, to
     """Return the largest difference between a file and its model on noise, in standard deviations of the
     logits.
 
-    Args:
-        path: for the message.
-        batch_sizes: each is run.
-        tolerance: largest difference; infinite to check only shapes and finite values.
+    An infinite `tolerance` checks only shapes and finite values.
 
     Raises:
         CheckpointError: the difference exceeds `tolerance` or is NaN, or an output has another shape.
@@ -109,13 +101,8 @@ def agree(path: Path | str, model: Raw, batch_sizes: Sequence[int], run: Run, to
 def check_answers(path: str, opened: Opened, model: Raw, wanted: Answering, tolerance: float) -> None:
     """Compare the names and probabilities of a file's answers with those of its model on noise.
 
-    Args:
-        path: for the message.
-        wanted: makes the answers from the model's logits; the model has a head.
-        tolerance: see `agree`; a probability differs by less than the logits do.
-
-    Raises:
-        CheckpointError: names or probabilities differ.
+    `wanted` makes the answers from the model's logits; `tolerance` as for `agree`, since a probability
+    differs by less than the logits do. Raises CheckpointError if names or probabilities differ.
     """
     images = model.example(3)
     logits, expected = (torch.from_numpy(run(images)[0]) for run in (opened.run, run_model(model)))
@@ -204,7 +191,6 @@ class Score(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """The fields for result.json."""
         hits = self.hits
         return {
             "accuracy": hits.accuracy,
@@ -215,9 +201,7 @@ class Score(NamedTuple):
 
 
 def score(path: Path | str, run: Run, inputs: Iterable[Tensor], given: GivenImages) -> Score:
-    """Return the predictions and accuracy of a file, or of its model.
-
-    `inputs` are the user's images as `run` takes them; `given` has their labels.
+    """Return the predictions and accuracy of a file, or of its model, on `inputs` as `run` takes them.
 
     Raises:
         CheckpointError: the logits are NaN or infinite.
@@ -237,18 +221,13 @@ def score(path: Path | str, run: Run, inputs: Iterable[Tensor], given: GivenImag
 def compare(
     path: Path, file: Score, model: Score, given: GivenImages, allowed: float
 ) -> tuple[dict[str, Any], str]:
-    """Compare the accuracy of a file with that of its float32 model.
-
-    Args:
-        path: for the message.
-        file, model: scores; the model's with vitctl's pre-processing.
-        allowed: the largest loss of accuracy, 0 to 1.
+    """Compare the accuracy of a file with that of its float32 model, scored with vitctl's pre-processing.
 
     Returns:
         both scores for result.json, and a line for the user.
 
     Raises:
-        CheckpointError: the file loses more.
+        CheckpointError: the file loses more than `allowed`, 0 to 1.
     """
     same, total = int((file.best[:, 0] == model.best[:, 0]).sum()), len(file.best)
     text = (

@@ -40,7 +40,6 @@ class Resizing(NamedTuple):
 
 
 def stored_transform(meta: dict[str, Any]) -> EvalTransform:
-    """Return the pre-processing stored with weights."""
     is_whole = meta["eval_method"] == "letterbox"
     return EvalTransform(
         meta["image_size"],
@@ -55,10 +54,7 @@ def stored_transform(meta: dict[str, Any]) -> EvalTransform:
 class ResizingCheck:
     """Counts predictions that another pre-processing changes, on images of the training run; reads lazily.
 
-    Args:
-        model: of these weights, uint8 images [B, 3, S, S] to logits [B, K].
-        num_images: maximum number of images; 0 for none.
-        given: the user's images instead of those of the run, and their name.
+    `num_images` is the maximum, 0 for none; `given` are the user's images, used instead, and their name.
     """
 
     def __init__(

@@ -38,8 +38,7 @@ _TABLE = (
 def write_weights_file(request: ExportRequest, folder: Path) -> Written:
     """Write the weights for a program, and for another program's folder also a README.md.
 
-    Raises:
-        CheckpointError: the format cannot hold the model.
+    Raises CheckpointError if the format cannot hold the model.
     """
     row, weights = request.row, request.found.weights
     target = folder / f"model{row.ending}" if row.ending == ".npz" else folder
