@@ -65,8 +65,7 @@ def check_inputs(
     meta: Mapping[str, Any],
     sources: Iterable[Source | None],
 ) -> None:
-    """Check that this process read the same start weights, model and splits as rank 0; all processes call
-    this.
+    """Check that all processes, which must call this, have read the same start weights, model and splits.
 
     Raises:
         LaunchError: they differ; the same message on every process.

@@ -94,8 +94,7 @@ class Ridge:
         return weight, BIAS * constant - weight @ self.mean
 
     def left_out(self, train: Tensor, labels: Tensor, l2: float) -> Tensor:
-        """Return leave-one-out scores [M, K]: each training image [M, R] scored by the solution of all
-        others.
+        """Return leave-one-out scores [M, K] of training images [M, R], each from the solution of all others.
 
         In closed form, (f - h y) / (1 - h) for a score f with target y and leverage h; mean and std remain
         those of all images.

@@ -111,9 +111,7 @@ def end_of(path: Path, size: int | None = None) -> str:
 
 
 def begins(path: Path, end: str) -> bool:
-    """Return whether a file starts with the bytes that `end` describes; accepts any file for an early
-    `end`.
-    """
+    """Return whether a file starts with the bytes that `end` describes; any file, for an early `end`."""
     size, names_bytes, _ = end.partition(":")
     if not names_bytes:
         return path.is_file()

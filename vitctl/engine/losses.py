@@ -153,7 +153,7 @@ class Mixing:
 
 @dataclass(frozen=True)
 class Blend:
-    """How to blend one global batch: `own` is an image's share, 0 to 1, in pixels or area, and in the target.
+    """Blend of one global batch: `own` is an image's share, 0 to 1, in pixels or area, and in the target.
 
     `box` is the part that CutMix takes from the partner; None: MixUp.
     """

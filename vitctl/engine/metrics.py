@@ -216,8 +216,8 @@ def padded_sets(sets: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def average_precisions(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Return the average precision per class, float64 `[K]`, NaN for classes without images; as
-    scikit-learn's.
+    """Return each class's average precision, float64 `[K]`, as scikit-learn's; NaN for classes without
+    images.
 
     `scores` are `[N, K]`, the higher the more likely; `truth` is bool `[N, K]`.
     """

@@ -22,8 +22,7 @@ Groups = list[dict[str, Any]]
 
 
 def build_optimizer(model: nn.Module, chosen: Section) -> Optimizer:
-    """Build the optimizer of [optimizer] over every trained parameter, biases and norms too, as the authors
-    do.
+    """Build the optimizer of [optimizer] over every trained parameter, including biases and norms.
 
     The learning rate is set before each step. Adam's decay is decoupled: p -= lr * weight_decay * p. SGD's is
     coupled: gradient += weight_decay * p, before the momentum.
@@ -255,10 +254,9 @@ def trained_names(optimizer: Optimizer, model: nn.Module) -> dict[nn.Parameter, 
 class Average:
     """Average of every trained parameter: ema = decay * ema + (1 - decay) * weights, after each step.
 
-    The first average is the model's weights, which keep a share of decay ** steps. With `debias` they are
-    left
-    out, and the other shares are rescaled to sum to 1: the weights after the first step are the first
-    average.
+    The model's weights are the first average, and keep a share of decay ** steps. With `debias` they are
+    left out,
+    and the other shares are rescaled to sum to 1: the weights after the first step are the first average.
 
     Paper: Section 4.1 (0.9999 for the runs at 512 and 518).
     """

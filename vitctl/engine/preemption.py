@@ -92,9 +92,8 @@ def stop_on_signals(echo_seconds: float = 0.0, *, ignore_afterwards: bool = Fals
     """Within the block the signals that would end the process set the flag instead.
 
     A second signal, later than `echo_seconds` after the first, ends the process at once with code 3, even
-    while a
-    library blocks the main thread: the files on disk are always consistent. `ignore_afterwards` ignores
-    signals after the block, so that a late one cannot turn a clean exit into a failure.
+    while a library blocks the main thread: the files on disk are always consistent. `ignore_afterwards`
+    ignores signals after the block, so that a late one cannot turn a clean exit into a failure.
     """
     flag = StopFlag()
     read, write = os.pipe()

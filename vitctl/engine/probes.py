@@ -193,11 +193,11 @@ def linear(
     device: torch.device,
     inputs: Sequence[slice] = (slice(None),),
 ) -> list[Tensor]:
-    """Train one linear layer per input and learning rate by SGD; return [L, R_i + 1, K] on the CPU for each
-    input.
+    """Train one linear layer per input and learning rate by SGD; return [L, R_i + 1, K] for each input, on
+    the CPU.
 
-    All layers are trained together, with a cosine schedule to 0, without weight decay. Weights start from
-    a normal distribution of deviation 0.01, the same for each rate; biases from 0.
+    All layers are trained together, with a cosine schedule to 0, without weight decay. Weights start from a
+    normal distribution of deviation 0.01, the same for each rate; biases from 0.
 
     Args:
         lrs: L initial learning rates.

@@ -539,9 +539,8 @@ class Runtime(Computation):
         """Wrap a model on its device for mixed precision, and for DDP unless the model is sharded.
 
         Gradients are views of DDP's buckets. `always_synced` means that no backward pass runs within
-        `no_sync`, on
-        any process: DDP then learns the graph from the first pass (`static_graph`), which fails inside
-        torch if that pass does not sync.
+        `no_sync`, on any process: DDP then learns the graph from the first pass (`static_graph`), which
+        fails inside torch if that pass does not sync.
         """
         self.accelerator.ddp_handler = DistributedDataParallelKwargs(
             gradient_as_bucket_view=True, static_graph=always_synced

@@ -41,8 +41,7 @@ def shard_as(
     seed: int,
     probed: bool,
 ) -> str:
-    """Shard the model if machine.sharding says so; no device holds it in full. Return a digest of drawn
-    weights.
+    """Shard the model if machine.sharding says so, never held in full; return a digest of drawn weights.
 
     A model on the meta device draws its weights with `seed`, one tensor at a time, unless `start` provides
     them. `probed` means that the model is also called for its features only.

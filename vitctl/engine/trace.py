@@ -1,9 +1,9 @@
-"""The record of every step: a line in steps.jsonl, and 16-bit marks of its samples and gradients in
-trace.bin.
+"""The record of every step: a line in steps.jsonl, and 16-bit marks in trace.bin.
 
-The digests of a global batch do not depend on how it is split over processes, micro-batches and workers: each
-sample gives a 64-bit word from its position in the global batch and its value, and the digest is their
-sum modulo 2^64. They detect accidents and differences in a replay; they are not cryptographic.
+The marks are of a step's samples and gradients. The digests of a global batch do not depend on how it is
+split over processes, micro-batches and workers: each sample gives a 64-bit word from its position in the
+global batch and its value, and the digest is their sum modulo 2^64. They detect accidents and differences in
+a replay; they are not cryptographic.
 """
 
 import hashlib
