@@ -138,8 +138,7 @@ def _described(request: ExportRequest) -> dict[str, Any]:
 
 
 def sample_program(meta: dict[str, Any], model: Raw) -> str:
-    """Return a short Python program that prints a photograph's five best classes, or without a head its
-    features.
+    """Return a short Python program that prints a photograph's best classes, or features without a head.
 
     `meta` is that of the weights, with the activation.
     """

@@ -30,8 +30,7 @@ _PREFIX, _HEAD = "base_model.model", "classifier"
 
 
 def write_peft(request: ExportRequest, folder: Path) -> Written:
-    """Write adapters and head, their configuration, transformers' JSON files for the full model, and a
-    README.md.
+    """Write adapters and head, their configuration, transformers' JSON files, and a README.md.
 
     Raises CheckpointError without adapters, or if transformers' ViT or peft cannot hold what was trained.
     """

@@ -16,10 +16,9 @@ _LARGEST_WEIGHT, _MOST_BITS = 2**15, 22  # torch resizes bytes with 16-bit weigh
 
 
 class Preprocess(nn.Module):
-    """`EvalTransform` in a graph: uint8 `[B, H, W, 3]`, one size per batch, to integral float64 `[B, 3, S,
-    S]`.
+    """`EvalTransform` as a graph: uint8 `[B, H, W, 3]`, one size per batch, to `[B, 3, S, S]`.
 
-    Photographs must be upright already: pixels do not show their orientation.
+    The results are integers in float64. Photographs must be upright: pixels do not show their orientation.
     """
 
     def __init__(self, transform: EvalTransform) -> None:

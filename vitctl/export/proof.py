@@ -66,8 +66,7 @@ def run_model(model: nn.Module) -> Run:
 
 
 def agree(path: Path | str, model: Raw, batch_sizes: Sequence[int], run: Run, tolerance: float) -> float:
-    """Return the largest difference between a file and its model on noise, in standard deviations of the
-    logits.
+    """Return the largest difference of a file to its model on noise, in standard deviations of the logits.
 
     An infinite `tolerance` checks only shapes and finite values.
 

@@ -33,8 +33,7 @@ class AxialBlock(Block):
 
 
 class AxialTransformer(VisionTransformer):
-    """A `VisionTransformer` of axial blocks that averages patches, since a class token has no place on a
-    grid.
+    """A `VisionTransformer` of axial blocks. It averages patches: a class token has no place on a grid.
 
     Positions are those of the plain model, one learned row for each place of the grid, added at the stem.
     Paper: Appendix D.6

@@ -130,9 +130,8 @@ def _quieten(module: nn.Module) -> None:
 def compile_blocks(model: nn.Module, backend: str | Callable[..., Any] = "inductor") -> int:
     """Compile every outermost `Block` of `model` in place, and return their number.
 
-    Equal blocks share one compilation, so a deep network compiles as fast as a shallow one. Each batch
-    size is
-    compiled separately: a run has two or three, and code for a fixed size is faster. Cheap operations,
+    Equal blocks share one compilation, so a deep network compiles as fast as a shallow one. Each batch size
+    is compiled separately: a run has two or three, and code for a fixed size is faster. Cheap operations,
     such as GELU, are recomputed in the backward pass. Names in the state dictionary do not change.
     """
     import torch._dynamo.config as dynamo

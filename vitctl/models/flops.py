@@ -120,8 +120,7 @@ def count_trained(config: Config, frozen: int) -> int:
 
 
 def count_macs(config: Config, *, padded: bool = False) -> int:
-    """Return the multiply-accumulates of one image's forward pass: every matrix product, nothing
-    element-wise.
+    """Return the multiply-accumulates of one image's forward pass, in matrix products alone.
 
     `padded` also counts those of convolutions with the zeros around a map, as profilers do. Without those,
     and without the head (`num_classes` and `representation_size` 0), it equals the paper's cost figures (B/16
@@ -143,11 +142,10 @@ def count_adapted(config: Config, rank: int, targets: Sequence[str], blocks: Seq
 
 
 def training_flops(config: Config, num_images: int, frozen: int = -1, *, adapters: bool = False) -> int:
-    """Return the FLOPs of training on `num_images` images, repeats included: 2 per multiply-accumulate, times
-    3.
+    """Return the FLOPs of training on `num_images` images, repeats included: 6 per multiply-accumulate.
 
-    Layers up to the `place` called `frozen` have no backward pass. With `adapters` the matrices of blocks
-    have no gradient; the adapters' own FLOPs, about a hundredth, are not counted.
+    Layers up to the `place` called `frozen` have no backward pass, two thirds of these. With `adapters` the
+    matrices of blocks have no gradient; the FLOPs of adapters, about a hundredth, are not counted.
 
     Paper: Table 6
     """

@@ -54,10 +54,9 @@ def attend(
 
 
 def attention_weights(query: Tensor, key: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return softmax(query key^T / sqrt(Dh) + bias), `[B, ..., H, N, N]`, queries before keys, float32 or
-    wider.
+    """Return softmax(query key^T / sqrt(Dh) + bias), `[B, ..., H, N, N]`, queries before keys.
 
-    Paper: Appendix A, equation 6
+    The result is in float32 or wider. Paper: Appendix A, equation 6
     """
     logits = _logits(query, key, bias)
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32

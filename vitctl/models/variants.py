@@ -599,8 +599,7 @@ def with_classifier(config: Config, classifier: str) -> Config:
 
 
 def with_blocks(config: Config, blocks: Iterable[int]) -> Config:
-    """Return the body, without head, that joins the class tokens of the last blocks and the mean of the
-    patches.
+    """Return the headless body that joins the last blocks' class tokens and the mean of the patches.
 
     The number of class tokens is max(`blocks`), at most all. A network without a class token after the last
     norm stays as it is, and so does any without `blocks`. Source: DINOv2 (code)

@@ -283,7 +283,7 @@ _TOWERS: Table = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """What transformers knows about a family, with its defaults for what config.json leaves out.
+    """A family in transformers, with its defaults for what config.json leaves out.
 
     Args:
         title: for messages.
@@ -297,7 +297,6 @@ class _Family:
         weights_eps: of the published weights, assumed without config.json.
         colours, share, resample: assumed pre-processing; `share` of the side is left by the crop.
         crops: whether a size is that of the shorter side before a crop, if the processor does not say.
-        position_resize: transformers' rule.
         spellings: patterns of names in memory -> names in files.
         dropped: tensors that a classifier never uses.
         own: config.json keys in addition to the common ones.

@@ -65,13 +65,12 @@ class LoRAMeta(BaseModel):
 class Meta(BaseModel):
     """Metadata of weights. Every field is optional, and other fields are allowed.
 
-    `mean` and `std` are of colours between 0 and 1, sizes are in pixels. `resample` may be another
-    program's rule
-    that vitctl lacks: it is refused when images are resized by it. `eval_share` is the share of the side
+    `mean` and `std` are of colours between 0 and 1, sizes are in pixels. `resample` may be another program's
+    rule that vitctl lacks: it is refused when images are resized by it. `eval_share` is the share of the side
     that timm's crop keeps, at any image size. `loss` is that of the training: after "sigmoid" the
     probabilities of the classes are independent. `licence` and its address are as stated with the weights,
-    `remarks` are for their user. `temperature` divides the logits before the softmax. `head` is "zero" if
-    its weights are all 0, and "none" for the graph of a network without one.
+    `remarks` are for their user. `temperature` divides the logits before the softmax. `head` is "zero" if its
+    weights are all 0, and "none" for the graph of a network without one.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")

@@ -1,5 +1,4 @@
-"""Files published by authors, with names that differ from timm's: DINOv2, DINOv3, MAE, DeiT III, EVA-02,
-BEiT.
+"""Files published by authors with other names than timm's: DINOv2, DINOv3, MAE, DeiT III, EVA-02 and BEiT.
 
 Each row brings their tensors to timm's names and leaves out what a classifier never uses.
 """
