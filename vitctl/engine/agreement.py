@@ -251,7 +251,7 @@ def check_same_state(
 def _words_held(runtime: Runtime, tensors: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
     """Return the `word_sum` over all processes' tensors, and how many copies of each tensor they hold."""
     _, number, count = place_of(one for _, one in tensors) or (0, runtime.rank, runtime.num_processes)
-    own = word_sum((name, *held(one)) for name, one in tensors if is_part(one) or not number)  # whole: once
+    own = word_sum((name, *held(one)) for name, one in tensors if is_part(one) or not number)  # the rest once
     total = int(runtime.sum_words(np.array([own], dtype=np.uint64))[0])
     return total, runtime.num_processes // count
 

@@ -452,7 +452,7 @@ class Saver:
     ) -> None:
         """Start copying and writing in the background; `wait_for_copy` returns when the tensors may change.
 
-        `parts` as in `parts`; `scores`: step -> accuracy, to choose the best checkpoints.
+        `parts` are (file, name, tensor); `scores`, step -> accuracy, choose the best checkpoints.
         """
         began = time.perf_counter()
         copy = partial(self._copy, list(parts))

@@ -255,8 +255,8 @@ class Average:
     """Average of every trained parameter: ema = decay * ema + (1 - decay) * weights, after each step.
 
     The model's weights are the first average, and keep a share of decay ** steps. With `debias` they are
-    left out,
-    and the other shares are rescaled to sum to 1: the weights after the first step are the first average.
+    left out, and the other shares are rescaled to sum to 1: the weights after the first step are the first
+    average.
 
     Paper: Section 4.1 (0.9999 for the runs at 512 and 518).
     """

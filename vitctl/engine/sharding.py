@@ -233,7 +233,7 @@ def read_held(files: Sequence[Path], like: Mapping[str, Tensor]) -> dict[str, Te
     from torch.distributed.checkpoint.state_dict_loader import load
 
     reader = HuggingFaceStorageReader(str(files[0].parent))
-    reader.fs.ls = lambda _: [str(file) for file in files]  # type: ignore  # no others
+    reader.fs.ls = lambda _: [str(file) for file in files]  # type: ignore  # only these files
     found: dict[str, Any] = {}
     for name, stored in reader.read_metadata().state_dict_metadata.items():
         whole, known = cast("Any", stored), cast("Any", like.get(name.rpartition("/")[2]))
