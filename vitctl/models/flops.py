@@ -144,7 +144,7 @@ def count_adapted(config: Config, rank: int, targets: Sequence[str], blocks: Seq
 def training_flops(config: Config, num_images: int, frozen: int = -1, *, adapters: bool = False) -> int:
     """Return the FLOPs of training on `num_images` images, repeats included: 6 per multiply-accumulate.
 
-    Layers up to the `place` called `frozen` have no backward pass, two thirds of these. With `adapters` the
+    Layers up to the `place` called `frozen` have no backward pass, which is 4 of the 6. With `adapters` the
     matrices of blocks have no gradient; the FLOPs of adapters, about a hundredth, are not counted.
 
     Paper: Table 6
