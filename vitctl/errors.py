@@ -26,9 +26,8 @@ class VitctlError(Exception):
     The command line prints "where: what; fix" without a traceback and exits with code 2.
 
     Args:
-        where: the file, address, key or option; "" for none. Alone, it is the whole text, and becomes `what`.
-        what: what is wrong there.
-        fix: what to do about it; "" where `what` says it.
+        where: the file, address, key or option; "" for none. A lone `where` becomes `what`.
+        fix: how to fix it; "" if `what` includes that.
 
     Example:
         from vitctl import VitctlError, load_recipe
@@ -43,10 +42,10 @@ class VitctlError(Exception):
     where: str
     what: str
     fix: str
-    passes = False  # whether the same command may work later, with nothing changed: exit code 3, not 2
+    passes = False  # whether the same command may work later, unchanged: exit code 3, not 2
 
     def __init__(self, where: object, what: object = "", fix: object = "") -> None:
-        if isinstance(what, VitctlError) and what.where == str(where):  # a place is said once
+        if isinstance(what, VitctlError) and what.where == str(where):  # name a place only once
             fix = fix or what.fix
             what = what.what
         fields = (where, what, fix) if str(what) else ("", where, fix)
@@ -58,7 +57,6 @@ class VitctlError(Exception):
         return f"{place}{self.what}{'; ' if self.fix else ''}{self.fix}"
 
     def passing(self, passes: bool) -> Self:
-        """Set `passes`, and return the error."""
         self.passes = passes
         return self
 
@@ -130,12 +128,12 @@ _HOW_TO_FIX = {
 }
 
 
-# How PyTorch reports that it is out of memory: the class of its error on a GPU, the message on a CPU.
+# PyTorch's signs of exhausted memory: the error's class on a GPU, the message on a CPU.
 _NO_MEMORY = ("OutOfMemoryError", "can't allocate memory")
 
 
 def refuse(error: Callable[..., Exception], *problems: tuple[object, ...]) -> None:
-    """Raise an error with the fields of the first problem whose condition is true; nothing if none is."""
+    """Raise `error` with the fields of the first problem whose condition is true, if any."""
     for is_there, *fields in problems:
         if is_there:
             raise error(*fields)
@@ -152,12 +150,11 @@ def explained(error: BaseException, where: Path | str = "", then: str = "") -> V
     """Return an error with a message for the user; None if it is a bug of vitctl.
 
     Args:
-        error: what was raised.
-        where: the path or address that the error is about, where the error itself does not name it.
+        where: path or address of the error, if the error does not name it.
         then: the command to run once it is fixed; "" for none.
 
     Returns:
-        a VitctlError as it is; for an operating system error one line with where, what and how to fix it.
+        a VitctlError unchanged; for an operating system error one line with where, what and how to fix it.
     """
     if isinstance(error, VitctlError):
         return error
@@ -177,7 +174,7 @@ def explained(error: BaseException, where: Path | str = "", then: str = "") -> V
 def os_code(error: BaseException) -> int:
     """Return the errno of an error; -1 if it has none.
 
-    Libraries written in Rust, and workers of a loader, give it in the message.
+    Libraries written in Rust, and loader workers, give it only in the message.
     """
     if isinstance(error, OSError) and error.errno:
         return error.errno
@@ -211,9 +208,7 @@ def _after(then: str) -> str:
 
 @contextmanager
 def explaining(place: Path | str = "") -> Iterator[None]:
-    """Operating system errors inside the block, or of the decorated function, become errors for the user, see
-    `explained`.
-    """
+    """Convert operating system errors in the block, or the decorated function; see `explained`."""
     try:
         with writing(place) if place else nullcontext():
             yield
@@ -226,9 +221,7 @@ def explaining(place: Path | str = "") -> Iterator[None]:
 
 @contextmanager
 def writing(place: Path | str) -> Iterator[None]:
-    """Give an operating system error inside that names no file `place` as its file: the error of a full disk
-    names none.
-    """
+    """Add `place` to operating system errors that name no file, such as those of a full disk."""
     try:
         yield
     except OSError as error:

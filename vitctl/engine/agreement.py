@@ -1,4 +1,4 @@
-"""All processes resume from one checkpoint of one training, and have the same state before the first step."""
+"""Agreement of all processes on a checkpoint, its training, and the state before the first step."""
 
 import hashlib
 import json
@@ -65,12 +65,7 @@ def check_inputs(
     meta: Mapping[str, Any],
     sources: Iterable[Source | None],
 ) -> None:
-    """Compare what this process has read with what rank 0 has read.
-
-    Args:
-        runtime: this process among its peers, all of which call this.
-        state, config, meta: the weights that the job starts from, their model, and what is stored with them.
-        sources: the splits that it reads; None is ignored.
+    """Check that all processes, which must call this, have read the same start weights, model and splits.
 
     Raises:
         LaunchError: they differ; the same message on every process.
@@ -86,34 +81,27 @@ def check_inputs(
 
 
 def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | None, list[str]]:
-    """Return the newest complete checkpoint that rank 0 sees, read and verified by every process.
+    """Return the newest complete checkpoint that rank 0 sees, after every process has read and verified it.
 
-    Of a sharded run's checkpoint each process verifies some of the parts.
-
-    Args:
-        runtime: this process among its peers, all of which call this.
-        root: the run's checkpoints folder.
-
-    Returns:
-        the checkpoint, None when there is none; on rank 0 also one line for each newer one that is
-        incomplete.
+    All processes call this; the parts of a sharded checkpoint are divided among them. Returns None without
+    checkpoints; on rank 0 also one line for each newer, incomplete one.
 
     Raises:
-        CheckpointError: none is complete of those that are there, or a process cannot read exactly that
-            checkpoint, or sees a newer one; the same line on every process.
+        CheckpointError: there are checkpoints but none is complete, or a process cannot read the chosen one,
+            or sees a newer one; the same line on every process.
     """
     saved, problems = _agreed(runtime, root, runtime.num_processes)
     wrong = [text for text in gather_texts(_problem_of(runtime, saved)) if text]
     if saved is None or not wrong:
         return saved, problems
-    other, problems = _agreed(runtime, root, 1)  # rank 0 verifies all parts, and takes an older one
+    other, problems = _agreed(runtime, root, 1)  # rank 0 verifies all parts and falls back
     if other is not None and other.folder == saved.folder:
         raise CheckpointError(wrong[0])
     return other, problems
 
 
 def _problem_of(runtime: Runtime, saved: SavedCheckpoint | None) -> str:
-    """Return which part is damaged of those that this process verifies; "" where none is."""
+    """Return which of this process's parts is damaged; "" if none is."""
     try:
         if saved is not None and saved.is_in_parts and not runtime.is_main:
             read_checkpoint(saved.folder, share=(runtime.rank, runtime.num_processes))
@@ -151,14 +139,10 @@ def check_resumable(
     *,
     can_go_on: bool = True,
 ) -> str:
-    """Check that a training may resume from a checkpoint; returns, on rank 0, a message for the user or "".
+    """Check that a training may resume from a checkpoint; return, on rank 0, a message for the user or "".
 
-    Args:
-        runtime: this process among its peers, all of which call this.
-        saved: the checkpoint.
-        total_steps: of the training.
-        own: identity of this training; None: not known.
-        can_go_on: it has steps to do: to a finished one nothing can be changed.
+    All processes call this. An unknown identity is None. Without `can_go_on` the training is finished, which
+    allows no changes.
 
     Raises:
         CheckpointError: it may not; the same message on every process.
@@ -176,11 +160,7 @@ def check_resumable(
 
 
 def _read_chosen(runtime: Runtime, root: Path, chosen: dict[str, str]) -> SavedCheckpoint | None:
-    """Read the checkpoint that rank 0 chose.
-
-    Raises:
-        CheckpointError: this process sees other files than rank 0, or cannot read them.
-    """
+    """Read the checkpoint that rank 0 chose, or raise CheckpointError if this process sees other files."""
     who = f"process {runtime.rank} on {socket.gethostname()}"
     fix = "make sure that all nodes see the same folder, then resume"
     folder = root / chosen["name"]
@@ -205,7 +185,7 @@ def _read_chosen(runtime: Runtime, root: Path, chosen: dict[str, str]) -> SavedC
 
 def _read_as(who: str, folder: Path, fix: str) -> SavedCheckpoint:
     try:
-        # Parts are verified once all have agreed on the checkpoint.
+        # Parts are verified after all have agreed on the checkpoint.
         return read_checkpoint(folder, by_size=SavedCheckpoint(folder, read_state(folder)).is_in_parts)
     except CheckpointError as error:
         raise CheckpointError(
@@ -216,17 +196,12 @@ def _read_as(who: str, folder: Path, fix: str) -> SavedCheckpoint:
 def agreed_tensors(
     runtime: Runtime, saved: SavedCheckpoint, weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]
 ) -> CheckpointTensors:
-    """Return the tensors of a checkpoint, read by every process; what each holds of those that are sharded.
+    """Return a checkpoint's tensors, read by every process; of sharded tensors, the rows that it holds.
 
-    Args:
-        runtime: this process among its peers.
-        saved: the checkpoint.
-        weights: of the model, by name.
-        trained: those that the optimizer updates.
+    `trained` are those of `weights` that the optimizer updates.
 
     Raises:
-        CheckpointError: a process could not read them, though it had verified them; the same line on every
-            process.
+        CheckpointError: a process could not read them after verifying them; the same on every process.
     """
     read: CheckpointTensors = {}
     with raised_on_all():
@@ -250,17 +225,10 @@ def check_same_state(
     everything: Iterable[tuple[str, str, Tensor]],
     saved: SavedCheckpoint | None,
 ) -> None:
-    """Check that step, weights, their average and the optimizer state are the same on all processes.
+    """Check that step, weights, average and optimizer state are the same on all processes.
 
-    With a sharded model each process holds another part: there all parts together are compared with those
-    that were saved, which a checkpoint of a sharded run says.
-
-    Args:
-        runtime: this process among its peers.
-        step: finished steps.
-        model: that is trained.
-        everything: (part, name, tensor) of all training state.
-        saved: the checkpoint that the run resumes from; None where there is none.
+    With a sharded model each process holds different parts; their sum is compared with the one recorded in
+    the checkpoint `saved`. `everything` yields (part, name, tensor) of all training state.
 
     Raises:
         LaunchError: they differ; the same line on every process.
@@ -281,17 +249,17 @@ def check_same_state(
 
 
 def _words_held(runtime: Runtime, tensors: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
-    """Return the `word_sum` of what all processes hold, and how many copies of each tensor they hold."""
+    """Return the `word_sum` over all processes' tensors, and how many copies of each tensor they hold."""
     _, number, count = place_of(one for _, one in tensors) or (0, runtime.rank, runtime.num_processes)
-    own = word_sum((name, *held(one)) for name, one in tensors if is_part(one) or not number)  # others once
+    own = word_sum((name, *held(one)) for name, one in tensors if is_part(one) or not number)  # the rest once
     total = int(runtime.sum_words(np.array([own], dtype=np.uint64))[0])
     return total, runtime.num_processes // count
 
 
 def words_of_start(runtime: Runtime, model: nn.Module, start: Mapping[str, Tensor]) -> str:
-    """Return, for `check_same`, what the processes hold of their start weights; on rank 0 what it should be.
+    """Return, for `check_same`, the `word_sum` of the start weights held; on rank 0 the expected one.
 
-    Rank 0 reads every tensor, one after the other, as the digest of the weights was computed.
+    Rank 0 reads every tensor, one at a time, as for the digest of the weights.
     """
     if not start:
         return ""
@@ -304,8 +272,7 @@ def words_of_start(runtime: Runtime, model: nn.Module, start: Mapping[str, Tenso
 
 
 def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return a digest of named tensors, computed on their device in integer arithmetic: equal for equal bits,
-    on any device.
+    """Return a digest of named tensors, computed on their device: equal bits, equal digest on any device.
 
     A change of a single number always changes it. It detects accidents; it is not cryptographic.
     """
@@ -320,8 +287,6 @@ _IMAGES = {"train": "training images", "score": "images that are scored"}
 
 
 class ImagesLine(BaseModel):
-    """The images of a training as they were recorded."""
-
     model_config = ConfigDict(strict=True)
 
     sha256: str = Field(max_length=100)
@@ -330,7 +295,7 @@ class ImagesLine(BaseModel):
 
 
 class MadeOf(BaseModel):
-    """What a training is made of, as `Identity` describes it."""
+    """The inputs of a training; see `Identity`."""
 
     model_config = ConfigDict(strict=True)
 
@@ -343,13 +308,7 @@ class MadeOf(BaseModel):
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of the training in a folder.
-
-    Args:
-        folder: that holds its checkpoints.
-        made_of: see `identity`.
-        network: configuration of its network.
-    """
+    """Identity of the training in a folder; `made_of` is that of `identity`, `network` its configuration."""
 
     folder: Path
     made_of: dict[str, Any]
@@ -357,21 +316,16 @@ class Identity:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The field that checkpoints store."""
         return {KEY: self.made_of}
 
     def check(self, saved: SavedCheckpoint, *, can_go_on: bool) -> str:
-        """Compare it with a checkpoint, on the main process.
-
-        Args:
-            saved: the checkpoint.
-            can_go_on: the training has steps to do.
+        """Compare the identity with a checkpoint's, on the main process.
 
         Returns:
-            a message: what differs and was allowed; "" where nothing differs.
+            a message about differences that were allowed; "" without differences.
 
         Raises:
-            CheckpointError: something differs and is not allowed, or the checkpoint does not record it.
+            CheckpointError: a difference is not allowed, or the checkpoint does not record its identity.
         """
         name = saved.folder.name
         try:
@@ -410,13 +364,13 @@ class Identity:
         return f"resuming from {name} with a change on purpose: {words}"
 
     def _fits(self, saved: SavedCheckpoint) -> bool:
-        """Return whether the checkpoint is of a network of these sizes."""
+        """Return whether the checkpoint's network has these sizes."""
         header = own_header(saved.files(MODEL)[0]) or {"config": {}}
         return all(self.network.get(key, value) == value for key, value in header["config"].items())
 
 
 def _flags(run_dir: Path) -> str:
-    """Return the flags of what this launch has changed in recipe.toml, which is put back as it was."""
+    """Return the flags for what this launch changed in recipe.toml, which is about to be restored."""
     if not (run_dir / BEFORE / RECIPE).exists():
         return ""
     was, now_is = (load_recipe(str(folder / RECIPE)).recipe for folder in (run_dir / BEFORE, run_dir))
@@ -433,17 +387,10 @@ def identity(
     teacher_sha256: str = "",
     network: Mapping[str, Any] = MappingProxyType({}),
 ) -> Identity:
-    """Return the identity of a training: digest, number and classes of its images, digest of its start
-    weights, and its recipe.
+    """Return a training's identity: its images, start weights, and the recipe values that decide the result.
 
-    Args:
-        recipe: of the training.
-        folder: that holds its checkpoints.
-        train_on, score_on: images.
-        start_weights_sha256: digest of the pre-trained weights; empty without any.
-        computation: what else decides the last bits, for a run that promises them; else empty.
-        teacher_sha256: digest of a teacher's weights; empty without one.
-        network: its configuration, as checkpoints store it.
+    The digests are empty without such weights. `computation` is what else decides the last bits, for a run
+    that promises them.
     """
     images = {"train": train_on, "score": score_on}
     made_of = {
@@ -457,15 +404,13 @@ def identity(
 
 
 def changed_on_purpose(run_dir: Path) -> dict[str, Any]:
-    """Return a field for the provenance of a run that was resumed with a change: its digests and recipe are
-    the final ones.
-    """
+    """Return the provenance field of a run resumed with a change; its other fields are the final ones."""
     allowed = read_allowed(run_dir)
     return {"changed_on_purpose": allowed["said"] or True} if allowed["before"] else {}
 
 
 def identity_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what differs between two trainings: the key that allows it, and a description."""
+    """Return each difference between two trainings: the key that allows it, and a description."""
     found = []
     for what, name in _IMAGES.items():
         one, two = before["images"].get(what), now["images"].get(what)
@@ -486,7 +431,7 @@ def identity_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
     if all(teachers) and teachers[0] != teachers[1]:
         found.append(("distillation", f"the teacher {teachers[0][:12]}, now {teachers[1][:12]}"))
     was = before.get("computation", {})
-    made_by = {"linear": "torch", **now.get("computation", {})}  # oneDNN multiplied once, where a run asked
+    made_by = {"linear": "torch", **now.get("computation", {})}  # earlier releases also had oneDNN
     found += [
         (
             "computation",

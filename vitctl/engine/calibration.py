@@ -1,4 +1,4 @@
-"""Calibration: whether the probability of an answer is the share of such answers that are right."""
+"""Calibration: how well the probability of an answer matches the share of such answers that are right."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from vitctl.errors import DataError
 
 BINS = 15
-_LOWEST, _HIGHEST = 0.01, 100.0  # temperatures; one outside says that the images do not tell
+_LOWEST, _HIGHEST = 0.01, 100.0  # limits of the temperature; beyond them the images do not determine it
 _HALVINGS, _ROWS = 60, 4096
 
 
@@ -33,11 +33,10 @@ def calibration(likely: np.ndarray, right: np.ndarray, losses: np.ndarray) -> di
     """Return `ece`, `nll`, `brier`, and `calibration_bins`: images, mean probability and accuracy of each.
 
     The expected calibration error is the mean over the images of the gap between the accuracy and the mean
-    probability of their bin; the bins are 15 of equal width, each with its upper end.
+    probability of their bin; the 15 bins have equal width and include their upper ends.
 
     Args:
-        likely: float64 `[N]`, the probability of the answer; N is at least 1.
-        right: bool `[N]`, whether it is correct.
+        likely, right: float64 and bool `[N]`, the answer's probability, and whether it is correct; N >= 1.
         losses: float64 `[N, 2]`, see `image_losses`.
 
     Source: Guo et al. 2017, On calibration of modern neural networks, Section 2
@@ -60,14 +59,14 @@ def calibration(likely: np.ndarray, right: np.ndarray, losses: np.ndarray) -> di
 def fit_temperature(logits: Tensor, classes: Tensor) -> float:
     """Return the temperature T > 0 that minimises the negative log likelihood of softmax(logits / T).
 
-    The likelihood is concave in 1 / T, so that its derivative has one root, which bisection in log T finds.
+    The likelihood is concave in 1 / T, so its derivative has a single root, located by bisection in log T.
 
     Args:
         logits: `[N, K]`, of images that were not trained on.
         classes: int64 `[N]`, the correct classes.
 
     Raises:
-        DataError: there is no minimum between 0.01 and 100, as where every answer is right.
+        DataError: there is no minimum between 0.01 and 100, for example because every answer is right.
 
     Source: Guo et al. 2017, Section 4.2
     """
@@ -77,7 +76,6 @@ def fit_temperature(logits: Tensor, classes: Tensor) -> float:
         parts.append((wide, wide.gather(1, own)))
 
     def slope(temperature: float) -> float:
-        """Return the derivative of the summed loss by 1 / T."""
         means = (((rows / temperature).softmax(dim=1) * rows).sum() - own.sum() for rows, own in parts)
         return float(sum(means))
 
@@ -98,16 +96,14 @@ def fit_temperature(logits: Tensor, classes: Tensor) -> float:
 def suspected_labels(
     classes: np.ndarray, own: np.ndarray, answers: np.ndarray, likely: np.ndarray
 ) -> np.ndarray:
-    """Return the images whose label may be wrong, int64 `[M]`, the likeliest first.
+    """Return the images whose label may be wrong, int64 `[M]`, the most suspicious first.
 
-    The threshold of a class is the mean probability of the label over its images. An image is suspect if the
-    answer is another class than its label, and the answer's probability reaches that class's threshold.
+    A class's threshold is the mean probability of the label over its images. An image is suspect if the
+    answer differs from its label, and the answer's probability reaches that class's threshold.
 
     Args:
-        classes: int64 `[N]`, the labels, at least 0.
-        own: float64 `[N]`, the probability of the label.
-        answers: int64 `[N]`, the most likely classes.
-        likely: float64 `[N]`, their probability.
+        classes, own: the labels, at least 0, and their probability, `[N]`.
+        answers, likely: the most likely classes, and their probability, `[N]`.
 
     Source: Northcutt, Jiang and Chuang 2021, Confident learning, Section 3.1; of the classes that reach their
     threshold, the most likely one is taken to be the answer

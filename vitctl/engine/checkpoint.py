@@ -1,12 +1,11 @@
-"""Checkpoints: safetensors and JSON, written to a temporary folder, flushed, renamed; digests tell which one
-is complete.
+"""Checkpoints: safetensors and JSON, written to a temporary folder, flushed and renamed.
 
-Where the model is sharded, each process of one replica writes its part, in the format of
-torch.distributed.checkpoint, and the first one completes the checkpoint once all have written theirs.
+Digests tell whether a checkpoint is complete. If the model is sharded, each process of one replica writes a
+part, in the format of torch.distributed.checkpoint, and the first process completes the checkpoint.
 
-They are saved in the background: the state is copied to host memory, and written to disk, while training
-continues. Weights, averages and the optimizer's state change in the optimizer step alone, so the copy has the
-whole forward and backward pass of the next step; only what is left of it then holds training up.
+Checkpoints are saved in the background: the state is copied to host memory and written to disk while training
+continues. Weights, averages and the optimizer's state change only in the optimizer step, so the copy overlaps
+with the next forward and backward pass; training waits only for the rest of it.
 """
 
 import errno
@@ -67,21 +66,18 @@ from vitctl.system import limits
 from vitctl.system.files import flush, free_bytes, parse_json, write_text
 from vitctl.system.text import bytes_text, one_line
 
-FORMAT, PARTS_FORMAT = "vitctl-checkpoint/1", "vitctl-checkpoint/2"  # whole; in parts
-WORDS = "words"  # of a part in state.json: see `word_sum`
+FORMAT, PARTS_FORMAT = "vitctl-checkpoint/1", "vitctl-checkpoint/2"  # in one piece; in parts
+WORDS = "words"  # key of a part's `word_sum` in state.json
 _TORN = "torn_"
 
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A complete checkpoint on disk."""
-
     folder: Path
     state: dict[str, Any]
 
     @property
     def step(self) -> int:
-        """Finished optimizer steps."""
         return int(self.state["step"])
 
     @property
@@ -91,19 +87,18 @@ class SavedCheckpoint:
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether processes wrote a part each."""
         return bool(self.state["format"] == PARTS_FORMAT)
 
     def files(self, name: str) -> list[Path]:
-        """Return the files of its model, average or optimizer: one, or all parts; none where it has none."""
+        """Return the files of its model, average or optimizer: one file, all parts, or none."""
         return [self.folder / file for file in sorted(self.state["files"]) if name_of(file) == name]
 
     def tensors(self, name: str, like: Mapping[str, Tensor] = MappingProxyType({})) -> dict[str, Tensor]:
-        """Return the tensors of its model, average or optimizer, on the CPU.
+        """Return the tensors of its model, average or optimizer on the CPU; empty if there is no such file.
 
-        Empty if there is no such file. With sharded tensors in `like`, as `read_held` reads them.
+        If `like` has sharded tensors, return this process's parts; see `read_held`.
         """
-        # Not a FIFO or a device, which would be read for ever.
+        # Reading a FIFO or a device would never end.
         files = [file for file in self.files(name) if file.is_file()]
         if files and any(map(is_part, like.values())):
             return read_held(files, like)
@@ -112,11 +107,10 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True)
 class Peers:
-    """The processes that write a checkpoint together, a part each; by default one that writes all of it.
+    """The processes that write a checkpoint together, one part each; by default a single process.
 
-    Args:
-        part, count: this process's part from 0, and how many there are; 0: the checkpoint is not in parts.
-        exchange: gathers a text of each process, in the order of the parts; no other thread uses it.
+    Parts count from 0; `count` 0 means not in parts. `exchange` gathers a text from each process, in the
+    order of the parts; no other thread may use it.
     """
 
     part: int = 0
@@ -139,34 +133,27 @@ def save_checkpoint(
     rows: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
     problem: str = "",
 ) -> Path:
-    """Write `root/step_XXXXXXXX`, completely or not at all.
+    """Write `root/step_XXXXXXXX` atomically.
 
-    Peers call this together. The first of them completes the checkpoint, once all have written, flushed and
-    hashed their parts.
+    Peers call this together. The first completes the checkpoint once all have written, flushed and hashed
+    their parts.
 
     Args:
-        root: the run's checkpoints folder.
-        step: finished steps.
-        tensors: of the model, of its average if there is one, and of the optimizer, by their names; one file
-            each. Of a part, what this process holds of them.
-        config, meta: of the model, kept inside the weights files.
-        state: what else is needed to resume; JSON.
-        peers: this process among those that write a part each.
+        tensors: by file (model, average if any, optimizer) and name; of a part, what this process holds.
+        config, meta: of the model, stored inside the weights files.
+        state: what else a resume needs; JSON.
         rows: of a part, the first row of each tensor.
-        problem: why this process has nothing to write.
-
-    Returns:
-        the checkpoint's folder, which the first process has completed.
+        problem: why this process has nothing to write; fails the save on every process.
 
     Raises:
-        CheckpointError: there is a complete checkpoint of this step, which is never replaced.
-        OSError, CheckpointError: it could not be written; the same on every process.
+        CheckpointError: this step has a complete checkpoint, which is never replaced.
+        OSError, CheckpointError: writing failed; the same on every process.
     """
     final = step_folder(root, step)
     aside, files, code = root / f".{final.name}.new", dict[str, Any](), 0
     if peers.part == 0:
         shutil.rmtree(aside, ignore_errors=True)
-    peers.exchange("")  # the first process has made room
+    peers.exchange("")  # the first process has removed leftovers
     try:
         if problem:
             raise CheckpointError(problem)
@@ -207,7 +194,7 @@ def save_checkpoint(
                 shutil.rmtree(final)
             aside.rename(final)
             flush(root)
-    except BaseException:  # half a checkpoint would keep a full disk full
+    except BaseException:  # a partial checkpoint would keep a full disk full
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return final
@@ -216,12 +203,12 @@ def save_checkpoint(
 def newest_checkpoint(
     root: Path, *, by_size: bool = False, share: tuple[int, int] = (0, 1)
 ) -> tuple[SavedCheckpoint | None, list[str]]:
-    """Return the newest whole checkpoint, and one line for each newer one that is not whole; `by_size` and
-    `share` as `read_checkpoint` takes them.
+    """Return the newest complete checkpoint, and one line for each newer one that is incomplete.
+
+    `by_size` and `share` as for `read_checkpoint`.
 
     Raises:
-        CheckpointError: there is no permission to read one; a run that used an older one, or started from
-            zero, would lose steps.
+        CheckpointError: a checkpoint may not be read; falling back to an older one would lose steps.
     """
     problems: list[str] = []
     try:
@@ -236,16 +223,12 @@ def newest_checkpoint(
 
 
 def newest_name(root: Path) -> str:
-    """Return the name of the newest checkpoint folder, whole or not; "" where there is none."""
+    """Return the name of the newest checkpoint folder, complete or not; "" if there is none."""
     return max((path.name for path in step_folders(root)), default="")
 
 
 def set_aside_after(root: Path, step: int) -> None:
-    """Rename the checkpoints of later steps, none of them whole, so that neither budgets nor readers count
-    them.
-
-    Temporary folders that crashes left behind are removed.
-    """
+    """Rename the incomplete checkpoints of later steps, and remove temporary folders left by crashes."""
     remove_folders(path for path in root.glob(".step_*") if path.is_dir())
     for folder in step_folders(root):
         if (step_of(folder) or 0) > step:
@@ -255,23 +238,22 @@ def set_aside_after(root: Path, step: int) -> None:
 
 
 def is_set_aside(folder: Path) -> bool:
-    """Return whether a folder is a checkpoint that was set aside; none of them is ever deleted."""
+    """Return whether a folder is a checkpoint that was set aside; these are never deleted."""
     return folder.name.startswith(_TORN)
 
 
 def read_checkpoint(
     folder: Path, *, by_size: bool = False, share: tuple[int, int] = (0, 1), only: str = ""
 ) -> SavedCheckpoint:
-    """Check one checkpoint against the sizes and digests that were noted when it was written.
+    """Check one checkpoint against the sizes and digests recorded when it was written.
 
     Args:
-        folder: of the checkpoint.
-        by_size: read none of its files of tensors; whoever loads them reads them all.
-        share: this process among those that divide the parts of a sharded run; it reads only its parts.
+        by_size: check only the sizes of tensor files, for a caller that will read them all.
+        share: (index, count) of this process among those that verify the parts of a sharded run.
         only: check only the files of the model, its average or the optimizer.
 
     Raises:
-        CheckpointError: a file is missing, cannot be read or has changed since it was written.
+        CheckpointError: a file is missing, unreadable or has changed.
         PermissionError: there is no permission to read it.
     """
     state = read_state(folder)
@@ -293,11 +275,9 @@ MOVE_IT = "copy the files of this run back, or move the folder out of the run to
 
 
 def foreign(saved: SavedCheckpoint, named: Mapping[str, str]) -> str:
-    """Return why a checkpoint is not of the run in whose folder it lies; "" where nothing there says so.
+    """Return why a checkpoint does not belong to the run in whose folder it is; "" if nothing contradicts it.
 
-    Args:
-        saved: the checkpoint.
-        named: digests in the result of the run, by the names of folders.
+    `named`: digests by folder name, from the run's result.
     """
     step, end, run = saved.step, saved.state.get(LOG_HEAD), saved.folder.parent.parent
     if saved.folder.name != (own := step_folder(saved.folder.parent, step).name):
@@ -337,11 +317,10 @@ class _State(BaseModel):
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Return the state.json of a checkpoint, with its format and required fields checked; its other files are
-    not read.
+    """Return a checkpoint's state.json after checking its format and required fields; reads no other file.
 
     Raises:
-        CheckpointError: it is missing, incomplete, or of another format.
+        CheckpointError: it is missing, incomplete, or in another format.
         PermissionError: there is no permission to read it.
     """
     path = folder / STATE
@@ -383,22 +362,15 @@ def _matches_record(path: Path, recorded: Mapping[str, Any], by_size: bool) -> b
         OSError,
         KeyError,
         TypeError,
-    ):  # a disk that lost blocks of the file reports it when they are read
+    ):  # a disk reports lost blocks only on reading
         return False
 
 
 def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], coming: int | None = None) -> bool:
-    """Delete all checkpoints but the `last` newest, the `best` with the highest scores and those from which a
-    run started, and temporary folders of crashes.
+    """Delete temporary folders of crashes and old checkpoints. Return whether a checkpoint was deleted.
 
-    Args:
-        root: the run's checkpoints folder.
-        last, best: how many are kept.
-        scores: step -> score.
-        coming: a step that is about to be saved and counts as kept; the newest one on disk is never deleted.
-
-    Returns:
-        whether a checkpoint was deleted.
+    Kept are the `last` newest, the `best` with the highest `scores` (by step), those from which a run
+    started, the newest on disk, and `coming`, a step about to be saved.
     """
     folders = {step: path for path in step_folders(root) if (step := step_of(path)) is not None}
     steps = sorted({*folders, *(() if coming is None else (coming,))})
@@ -415,21 +387,18 @@ _STARTED = "start_of_a_run"
 
 
 def mark_start(folder: Path) -> None:
-    """Mark a checkpoint as the start of another run, which reads it again when it is resumed or replayed.
-
-    A folder that cannot be written, such as a shared archive, stays as it is.
-    """
+    """Mark a checkpoint as the start of another run, which rereads it; a read-only folder stays unmarked."""
     with suppress(OSError):
         write_text(folder / _STARTED, "")
 
 
 def has_started_a_run(folder: Path) -> bool:
-    """Return whether a run started from this checkpoint; training never deletes it."""
+    """Return whether a run started from this checkpoint; training never deletes such checkpoints."""
     return (folder / _STARTED).exists()
 
 
 def remove_folders(paths: Iterable[Path]) -> None:
-    """Delete folders of checkpoints: each is renamed first, so that half of one never looks whole."""
+    """Delete checkpoint folders, renaming each first so that a partly deleted one never looks complete."""
     for path in paths:
         to_delete = path if path.name.startswith(".") else path.rename(path.with_name(f".{path.name}.old"))
         shutil.rmtree(to_delete, ignore_errors=True)
@@ -441,7 +410,7 @@ def _sha256(path: Path) -> str:
 
 
 Snapshot = dict[str, dict[str, Tensor]]
-Copy = tuple[Snapshot, list[torch.cuda.Event]]  # and what to wait for, where a GPU copies
+Copy = tuple[Snapshot, list[torch.cuda.Event]]  # and, if a GPU copies, the events to wait for
 RETRY_SECONDS = 10.0  # between two attempts on a full disk
 SPARE_BYTES = 2**16  # kept free for the logs
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -449,14 +418,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass
 class Saver:
-    """Writes the checkpoints of one process, one at a time.
+    """Writes the checkpoints of one process, one at a time, and keeps the `last` and the `best`.
 
-    Args:
-        root: the run's checkpoints folder.
-        config, meta: of the model, kept inside the weights files.
-        last, best: how many checkpoints are kept.
-        journal: gets a record of each save and its duration.
-        peers: this process among those that write a part each; the first of them keeps the journal.
+    `config` and `meta` of the model are stored inside the weights files. `journal`, of the first peer,
+    records each save and its duration.
     """
 
     root: Path
@@ -485,15 +450,9 @@ class Saver:
         state: Mapping[str, Any],
         scores: Any,
     ) -> None:
-        """Start to copy and to write what is to be saved.
+        """Start copying and writing in the background; `wait_for_copy` returns when the tensors may change.
 
-        `wait_for_copy` tells when the tensors may change.
-
-        Args:
-            step: finished steps.
-            parts: (file, name, tensor) of the model, of its average if there is one, and of the optimizer.
-            state: what else is needed to resume.
-            scores: step -> accuracy, to choose the best that are kept.
+        `parts` are (file, name, tensor); `scores`, step -> accuracy, choose the best checkpoints.
         """
         began = time.perf_counter()
         copy = partial(self._copy, list(parts))
@@ -508,15 +467,13 @@ class Saver:
         self._thread.start()
 
     def wait_for_copy(self) -> None:
-        """Wait until live tensors may change; on a GPU, until it was told to copy them before."""
+        """Wait until tensors may change; on a GPU, until the copies are queued ahead of any change."""
         if not self._copied.is_set():
             self._waiting_since = time.perf_counter()
             self._copied.wait()
 
     def finish(self) -> str:
-        """Wait for the write in progress, but not for disk space; returns what went wrong, "" when it is
-        complete on disk.
-        """
+        """Wait for the write in progress, but not for disk space. Return the problem, or "" if saved."""
         if self._thread is not None:
             self._stop_waiting.set()
             self._thread.join()
@@ -525,10 +482,7 @@ class Saver:
         return problem
 
     def keep(self, scores: Mapping[int, float]) -> None:
-        """Delete old checkpoints beyond `last` and `best`.
-
-        One that cannot be deleted does not stop the run.
-        """
+        """Delete old checkpoints beyond `last` and `best`. A failure is a warning."""
         try:
             keep(self.root, last=self.last, best=self.best, scores=scores)
         except OSError as error:
@@ -559,20 +513,18 @@ class Saver:
         if self.peers.part == 0:
             self._write(step, write, snapshot, scores)
             return
-        with suppress(Exception):  # the first process says what went wrong
+        with suppress(Exception):  # the first process reports the problem
             write()
 
     def _copy(self, parts: Iterable[tuple[str, str, Tensor]]) -> Copy:
-        """Copy the tensors to buffers that are allocated once; from a GPU, to pinned memory, which it does
-        when the events say so.
-        """
+        """Copy the tensors to reused buffers; from a GPU asynchronously, done at the returned events."""
         snapshot: Snapshot = {}
         devices: set[torch.device] = set()
         for part, name, whole in parts:
             tensor, row = held(whole)
-            of_file = snapshot.setdefault(part, {})  # written, though nothing of it is held
+            of_file = snapshot.setdefault(part, {})  # written even if this process holds none of it
             if self.peers.count and (not tensor.numel() or (self.peers.part and not is_part(whole))):
-                continue  # the first part has what is not sharded
+                continue  # tensors that are not sharded belong to the first part
             self._rows.setdefault(part, {})[name] = row
             buffer = self._buffers.setdefault(part, {}).get(name)
             if buffer is None:
@@ -598,16 +550,14 @@ class Saver:
         self.keep(scores)
         times = {"seconds": round(time.perf_counter() - began, 3), "stall_seconds": round(self._stall, 4)}
         digest = {}
-        with suppress(VitctlError, OSError):  # somebody removed it meanwhile
+        with suppress(VitctlError, OSError):  # it may have been removed meanwhile
             digest = {"digest": read_state(path)["sha256"]}
         self.journal.write("checkpoint", step=step, path=str(path), **digest, **times)
 
     def _write_behind_records(
         self, step: int, state: dict[str, Any], sizes: Mapping[str, int], **given: Any
     ) -> Path:
-        """Write a checkpoint once the records that it names, of these sizes, are on disk: after a power
-        failure it would not fit shorter ones.
-        """
+        """Flush the records that a checkpoint names before writing it, so that a power failure keeps both."""
         for key, name in zip((LOG_HEAD, STEPS_HEAD), RECORDS, strict=True):
             if (self.root.parent / name).is_file():
                 flush(self.root.parent / name)
@@ -618,12 +568,7 @@ class Saver:
     def _try_write(
         self, step: int, write: Callable[[], Path], num_bytes: int, scores: Mapping[int, float]
     ) -> Path | None:
-        """Write a checkpoint; on a full disk delete old ones first, and else retry until there is space.
-
-        Returns:
-            its folder; None, with `_problem` set, where it could not be written before the next save or the
-            end.
-        """
+        """Write a checkpoint; on a full disk delete old ones, then retry. On failure set `_problem`."""
         while True:
             has_room = _free_bytes(self.root) >= num_bytes + SPARE_BYTES
             if not has_room and self._delete_old(step, scores):
@@ -634,24 +579,23 @@ class Saver:
                     return write()
                 except (
                     Exception
-                ) as error:  # any error: in this thread it would be lost, and the step would count as saved
+                ) as error:  # any error: this thread would lose it, and the step would count as saved
                     reason, is_full = _reason(error), os_code(error) in _FULL
                 is_full = is_full and not self.peers.count  # peers try again at the next save
-                if is_full and self._delete_old(step, scores):  # a quota, which disk_usage does not show
+                if is_full and self._delete_old(step, scores):  # a quota, which disk_usage does not include
                     continue
             self._fail(step, reason)
             if not is_full or self._stop_waiting.wait(RETRY_SECONDS):
                 return None
 
     def _fail(self, step: int, reason: str) -> None:
-        """Say once why a checkpoint is not written."""
         if not self._problem:
             self._problem = f"step {step} could not be saved in {self.root} ({reason})"
             text = f"{self._problem}; earlier checkpoints are complete"
             self.journal.write("warning", step=step, text=text)
 
     def _delete_old(self, step: int, scores: Mapping[int, float]) -> bool:
-        """Delete the checkpoints that will not be kept once `step` is saved; whether there were any."""
+        """Delete checkpoints that will not be kept once `step` is saved. Return whether there were any."""
         with suppress(OSError):
             return keep(self.root, last=self.last, best=self.best, scores=scores, coming=step)
         return False
@@ -667,15 +611,16 @@ def _reason(error: Exception) -> str:
     if isinstance(error, SafetensorError | OSError | CheckpointError):
         return str(error)
     if isinstance(error, RuntimeError) and ("gloo" in str(error) or "NCCL" in str(error)):
-        return "another process did not answer"  # the cause is that process's
+        return "another process did not answer"  # which reports the cause
     return f"{type(error).__name__}: {error}"
 
 
 def parts(
     model: nn.Module, average: Average | None, optimizer: Optimizer
 ) -> Iterable[tuple[str, str, Tensor]]:
-    """Yield all tensors of a training by file and name; of a sharded model as they are sharded, and with
-    adapters all processes must iterate. Adapters are merged into the weights, and yielded by themselves too.
+    """Yield all tensors of a training as (file, name, tensor); sharded tensors stay sharded.
+
+    Adapters are yielded both merged into the weights and separately; all processes must then iterate.
     """
     states = {MODEL: model.state_dict()}
     states |= {} if average is None else {AVERAGE: states[MODEL] | average.tensors}
@@ -687,15 +632,10 @@ def parts(
 
 
 def check_space(root: Path, model: nn.Module, average: Average | None, *, slots: int, kept: int) -> None:
-    """Check before the first save that the disk has space for all checkpoints that will be kept, and the one
-    being written.
+    """Check before the first save that the disk has room for all kept checkpoints and the one being written.
 
-    Args:
-        root: the run's checkpoints folder; checkpoints that are there count as written, except those that are
-            never deleted.
-        model, average: what a checkpoint holds, beside the state of the optimizer.
-        slots: numbers that the optimizer keeps for each weight.
-        kept: checkpoints that are kept.
+    The folder's checkpoints count as written, except those never deleted. `slots` are the numbers that the
+    optimizer keeps per weight.
 
     Raises:
         CheckpointError: there is not enough space.

@@ -1,4 +1,4 @@
-"""How the numbers of a run are computed: device, kernels, precision, threads, versions, micro-batch."""
+"""Settings that decide a run's numbers: device, kernels, precision, threads, versions, micro-batch."""
 
 import json
 import os
@@ -29,14 +29,9 @@ from vitctl.system.files import read_json
 
 
 def largest_micro_batch(fits: Callable[[int], bool], share: int) -> int:
-    """Cut a share into as few equal parts as possible: double their number until one fits, then bisect.
+    """Return the images per pass, 1 to share, that cut a share into as few equal parts as possible.
 
-    Args:
-        fits: whether a forward and backward pass over so many images succeeds.
-        share: images of a process in a global batch, at least 1.
-
-    Returns:
-        images of a part, 1 to share; the last part may be smaller.
+    The number of parts doubles until `fits` accepts one, and is then bisected; the last part may be smaller.
 
     Raises:
         LaunchError: a single image does not fit.
@@ -68,17 +63,10 @@ def fits_everywhere(
     *,
     adds_up: bool,
 ) -> bool:
-    """Return whether a forward and backward pass fits on all processes. Model and gradients are left
-    unchanged.
+    """Return whether a forward and backward pass fits on all processes; model and gradients stay as they are.
 
-    Args:
-        runtime: of this process.
-        model: not wrapped yet, so that a process that fails does not block the others.
-        objective: the loss of a batch.
-        batch: of this process.
-        reserve: bytes that training needs in addition: optimizer state, averages.
-        adds_up: the pass adds to gradients that are there before it: sums of earlier micro-batches, or DDP's
-            buckets.
+    The model must not be wrapped, so that a process that fails does not block the others. `reserve` is in
+    bytes: optimizer state, averages. `adds_up`: gradients exist before the pass.
     """
     train_mode(model)
     fitted = True
@@ -103,7 +91,7 @@ _MOST_KEPT_BYTES = 2**16
 
 
 class MicroBatch(BaseModel):
-    """The micro-batch that fits into memory, and the setting in which it was measured."""
+    """A micro-batch that fits into memory, and the setting in which it was measured."""
 
     model_config = ConfigDict(strict=True)
 
@@ -114,11 +102,7 @@ class MicroBatch(BaseModel):
 
 
 def read_kept(path: Path) -> MicroBatch:
-    """Return the micro-batch that an earlier start of the run measured.
-
-    Raises:
-        CheckpointError: the file cannot be read, or is invalid.
-    """
+    """Return the micro-batch that an earlier start measured; CheckpointError if the file is invalid."""
     try:
         value: Any = read_json(path, _MOST_KEPT_BYTES, error=CheckpointError)
     except CheckpointError as error:
@@ -136,17 +120,10 @@ MICRO_BATCH = "micro_batch.json"
 def attention_kernel(
     machine: NetworkMachine, config: Config, computation: Computation, *, lanes: bool = False
 ) -> AttentionKernel:
-    """Return the kernel of a network's attention: machine.attention, with 'auto' resolved by a rule, the same
-    for training, scoring and predicting.
+    """Return machine.attention, with 'auto' resolved by a rule that training, scoring and predicting share.
 
-    The rule knows the kind of device, the precision and the number of tokens; neither load nor batch change
-    it.
-
-    Args:
-        machine: its attention.
-        config: of the network.
-        computation: device and precision.
-        lanes: the training promises the same bits, which not every fused kernel does.
+    The rule depends on the kind of device, the precision and the number of tokens, not on load or batch.
+    `lanes` promise the same bits, which not every fused kernel keeps.
     """
     if machine.attention != "auto":
         return machine.attention
@@ -160,7 +137,7 @@ def attention_kernel(
 def choose_attention(
     model: Model, machine: NetworkMachine, computation: Computation, *, lanes: bool = False
 ) -> AttentionKernel:
-    """Give a network the kernel of its attention, and return it; see `attention_kernel`."""
+    """Set a network's attention kernel and return it; see `attention_kernel`."""
     kernel = attention_kernel(machine, model.config, computation, lanes=lanes)
     set_attention(model, kernel)
     return kernel
@@ -175,10 +152,8 @@ def choose_micro_batch(
     batch: Callable[[int], Batch],
     share: int,
 ) -> int:
-    """Return the images of a forward pass: machine.micro_batch, or what fits, which is measured once and
-    written to RUN/micro_batch.json.
-    """
-    if recipe.machine.micro_batch != -1 or recipe.schedule.lanes:  # leaves are passes of their own size
+    """Return the images per pass: machine.micro_batch, or what fits, kept in RUN/micro_batch.json."""
+    if recipe.machine.micro_batch != -1 or recipe.schedule.lanes:  # leaves fix the size of passes
         return most_images(recipe.machine.micro_batch, share)
     if is_sharded(model):
         raise LaunchError(
@@ -189,8 +164,8 @@ def choose_micro_batch(
     device = torch.cuda.get_device_name(runtime.device) if runtime.device.type == "cuda" else "CPU"
     setting = {"share": share, "device": device, "precision": runtime.precision}
     file = run_dir / MICRO_BATCH
-    # Rank 0 reads it for all: a process that did not see the file would measure, and wait for the others for
-    # ever.
+    # Rank 0 reads it for all: a process that did not see the file would measure, and wait for the others
+    # for ever.
     there = runtime.is_main and file.exists()
     known = json.loads(runtime.broadcast(read_kept(file).model_dump_json() if there else "{}"))
     setting = json.loads(runtime.broadcast(json.dumps(setting)))
@@ -210,24 +185,20 @@ def choose_micro_batch(
 
 
 def most_images(micro_batch: int, share: int) -> int:
-    """Return the images of the largest forward pass of a process with this machine.micro_batch (0 and -1: as
-    many as its share).
-    """
+    """Return the images of a process's largest pass; machine.micro_batch 0 and -1 mean its share."""
     return min(micro_batch, share) if micro_batch > 0 else share
 
 
 def draws_noise(recipe: TrainRecipe, config: Any) -> bool:
-    """Return whether a training has dropout, stochastic depth, or positions that are scaled at random."""
+    """Return whether a training has dropout, stochastic depth, or randomly rescaled positions."""
     rates = [getattr(config, name, 0.0) for name in ("dropout", "drop_path")]
     return any([*rates, lora_of(recipe).dropout, getattr(config, "rotary_rescale", 1.0) > 1])
 
 
 def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, Any]:
-    """Return what the random draws of dropout and stochastic depth depend on, besides seed and step; empty
-    without dropout.
+    """Return what dropout and stochastic depth depend on besides seed and step; empty without them.
 
-    They are drawn for each forward pass of each process, so that the split of a batch changes the result.
-    With lanes it does not.
+    Draws are per pass and process, so the split of a batch changes the result, except with lanes.
     """
     if recipe.schedule.lanes or not draws_noise(recipe, config):
         return {}
@@ -239,12 +210,12 @@ def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, A
     }
 
 
-# Another release of these packages may give other numbers: they compute, launch processes, or decode images.
+# Packages whose release may change numbers: they compute, launch processes, or decode images.
 VERSIONS = ("vitctl", "torch", "accelerate", "numpy", "pillow", "simplejpeg")
 
 
 def computed(runtime: Runtime, attention: AttentionKernel) -> dict[str, Any]:
-    """Return how a job's numbers are computed: precision, device, threads, processes, kernel, versions."""
+    """Return how a job computes: precision, device, threads, processes, kernel, versions."""
     is_cuda = runtime.device.type == "cuda"
     own: dict[str, Any] = {
         "precision": runtime.precision,
@@ -262,9 +233,7 @@ def computed(runtime: Runtime, attention: AttentionKernel) -> dict[str, Any]:
 
 
 def computed_training(recipe: TrainRecipe, runtime: Runtime, config: Config) -> dict[str, Any]:
-    """Return the same for a training, which may be sharded, and with lanes has its own number of threads on a
-    CPU.
-    """
+    """Return `computed` for a training, with its sharding and, for lanes on a CPU, its threads."""
     lanes = recipe.schedule.lanes > 0
     own = computed(runtime, attention_kernel(recipe.machine, config, runtime, lanes=lanes))
     if lanes and "threads" in own:
@@ -274,7 +243,6 @@ def computed_training(recipe: TrainRecipe, runtime: Runtime, config: Config) -> 
 
 
 def versions() -> dict[str, str]:
-    """Return installed versions of the packages in VERSIONS."""
     return installed(VERSIONS)
 
 
@@ -283,7 +251,7 @@ _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _NOT_DETERMINISTIC = "does not have a deterministic implementation"
 
 
-# Variables of the libraries that multiply matrices; those of threads are set otherwise.
+# Environment variables of matrix libraries; threads are set separately.
 _SETTINGS = (
     "MKL_CBWR",
     "MKL_ENABLE",
@@ -313,11 +281,7 @@ _KERNELS = {
 
 @contextmanager
 def exact(runtime: Runtime, threads: int) -> Iterator[None]:
-    """Within the block a pass over the same images with the same weights gives the same bits.
-
-    Args:
-        runtime: of this process.
-        threads: of this process on a CPU.
+    """Within the block the same images and weights give the same bits; `threads` are those of a CPU.
 
     Raises:
         LaunchError: an operation has no deterministic kernel on this device.
@@ -331,7 +295,7 @@ def exact(runtime: Runtime, threads: int) -> Iterator[None]:
     else:
         torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
-    settings.fill_uninitialized_memory = False  # it costs time, and no number is read before it is written
+    settings.fill_uninitialized_memory = False  # slow, and no number is read before it is written
     try:
         yield
     except RuntimeError as error:
@@ -352,14 +316,12 @@ def exact(runtime: Runtime, threads: int) -> Iterator[None]:
 
 
 def computation(runtime: Runtime, **chosen: Any) -> dict[str, Any]:
-    """Return what decides the last bits beside recipe, data and weights; the same on every process.
+    """Return what decides the last bits besides recipe, data and weights; the same on every process.
 
-    Args:
-        runtime: of this process.
-        chosen: more of it: kernels, versions.
+    `chosen` adds entries: kernels, versions.
 
     Raises:
-        LaunchError: another process computes in another way.
+        LaunchError: another process computes differently.
     """
     own: dict[str, Any]
     if runtime.device.type == "cuda":
@@ -384,14 +346,13 @@ def computation(runtime: Runtime, **chosen: Any) -> dict[str, Any]:
 
 
 def processor(device: torch.device) -> dict[str, str]:
-    """Return what the last bits of a device's products depend on beside versions of packages, by name.
+    """Return what the last bits of a device's products depend on besides package versions, by name.
 
-    Of a CPU its instructions, of a GPU its driver and libraries; and the environment variables that choose
-    among kernels.
+    A CPU's instructions or a GPU's driver and libraries, and environment variables that choose kernels.
     """
     if device.type != "cuda":
         return {"processor": cpu_kind(_CPUINFO), **_library_settings()}
-    cudnn: Any = torch.backends.cudnn  # not all of it has types
+    cudnn: Any = torch.backends.cudnn  # only partly typed
     found = {"CUDA": str(torch.version.cuda), "cuDNN": str(cudnn.version())}
     for package in ("nvidia-cublas", f"nvidia-cublas-cu{found['CUDA'].partition('.')[0]}"):
         with suppress(PackageNotFoundError):
@@ -407,12 +368,7 @@ def _library_settings() -> dict[str, str]:
 
 
 def cpu_kind(file: Path) -> str:
-    """Return the kind of CPU: its maker and what its matrix kernels are chosen by. CPUs of one kind compute
-    the same bits.
-
-    Args:
-        file: /proc/cpuinfo; it may be missing.
-    """
+    """Return the CPU's maker and what selects its matrix kernels; equal kinds compute the same bits."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:

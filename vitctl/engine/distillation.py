@@ -1,4 +1,4 @@
-"""Distillation: a network that is trained also learns from a frozen one, its teacher."""
+"""Distillation: a network also learns from a frozen one, its teacher."""
 
 from dataclasses import dataclass
 
@@ -17,13 +17,7 @@ Colours = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std of images
 
 @dataclass(frozen=True)
 class Teacher:
-    """A network to learn from.
-
-    Args:
-        model: on the device, at the image size of the student.
-        colours: mean and std of the images that it is given.
-        sha256: digest of its weights.
-    """
+    """A network to learn from, on the device at the student's image size; `colours` are its mean and std."""
 
     model: Model
     colours: Colours
@@ -31,19 +25,11 @@ class Teacher:
 
 
 class Distilled:
-    """The objective of a training with a teacher: (1 - weight) * loss + weight * distillation, summed over
-    the batch.
+    """Objective with a teacher: (1 - weight) * loss + weight * distillation, summed over the batch.
 
-    The teacher sees the pixels that the student sees, augmented, erased and blended, in its own mean and std.
-    It computes first, and keeps nothing for a backward pass.
-
-    Args:
-        objective: the loss without a teacher.
-        asked: [distillation].
-        teacher: is frozen and put into evaluation mode.
-        student: not wrapped.
-        colours: of the student's images.
-        computation: device and precision of both.
+    The teacher, frozen and in evaluation mode, sees the student's pixels, augmented, erased and blended,
+    normalised by its mean and std. It computes first, without keeping activations. `colours` are those of the
+    student's images.
 
     Paper: Hinton et al. 2015; Touvron et al. 2021 (DeiT); Beyer et al. 2022 (the same view for both)
     """
@@ -71,7 +57,6 @@ class Distilled:
         )
 
     def __call__(self, model: nn.Module, batch: Batch, step: int) -> Tensor:
-        """Return the loss, see `Objective`."""
         answers: list[Tensor] = []
         by_features = self._asked.kind == "features"
 
@@ -99,7 +84,6 @@ class Distilled:
 
     @torch.no_grad()
     def _answer(self, images: Tensor) -> Tensor:
-        """Return the teacher's logits or representation of the student's images."""
         with self._computation.autocast():
             seen = images if self._is_same else images * self._scale + self._shift
             answer: Tensor = (
@@ -118,7 +102,6 @@ def distillation_loss(
         weights: `[B]`, 0 for images that do not count.
         kind: "soft": temperature^2 * KL(teacher || student) of softmax(logits / temperature); "hard":
             cross-entropy with the teacher's class; "features": 1 - cosine similarity.
-        temperature: of "soft".
 
     Paper: Hinton et al. 2015; Touvron et al. 2021, Section 4 (hard); Sanh et al. 2019, Section 3 (cosine)
     """

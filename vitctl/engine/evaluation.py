@@ -1,4 +1,4 @@
-"""Evaluation: integer sums, every image exactly once; and representations, kept on disk."""
+"""Evaluation: integer sums over every image exactly once, and representations with a cache on disk."""
 
 import hashlib
 import json
@@ -34,15 +34,15 @@ from vitctl.models.weights.containers import save_tensors
 from vitctl.system.files import atomic_write
 from vitctl.system.remote import GaveUpError
 
-_WINDOW = 2**15  # images, of all processes, whose rows are collected at a time
+_WINDOW = 2**15  # images over all processes in one gather
 NOT_FINITE = "the model's logits are NaN or infinite, so that its predictions mean nothing"
 
 
 @dataclass(frozen=True)
 class Score:
-    """Top-1 as integers, so that it is the same for any number of processes.
+    """Top-1 accuracy as integers, so that it is the same for any number of processes.
 
-    `means` are those of `MEANS` that were counted. `metric` names the number that decides.
+    `means` holds the computed metrics of `MEANS`; `metric` names the deciding one.
     """
 
     correct: int
@@ -52,7 +52,7 @@ class Score:
 
     @staticmethod
     def of(numbers: Mapping[str, Any]) -> "Score":
-        """Return the score from the fields that `numbers` wrote."""
+        """Restore a score from the fields that `numbers` returns."""
         return Score(
             int(numbers["correct"]),
             int(numbers["total"]),
@@ -62,7 +62,7 @@ class Score:
 
     @staticmethod
     def by_step(records: Iterable[Mapping[str, Any]]) -> "dict[int, Score]":
-        """Step -> score of all evaluations among the records of a log; other records are ignored."""
+        """Return step -> score of all evaluations among the records of a log."""
         scores = {}
         for record in records:
             if record.get("kind") == "evaluate":
@@ -79,24 +79,22 @@ class Score:
 
     @staticmethod
     def since_best(scores: "Mapping[int, Score]") -> int:
-        """Return how many of the last scores have not improved the deciding number; `scores` by step."""
+        """Return how many scores (by step) were computed since the deciding number last improved."""
         numbers = [scores[step].deciding for step in sorted(scores)]
         return len(numbers) - 1 - numbers.index(max(numbers)) if numbers else 0
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """For results and logs."""
         own = {"accuracy": self.accuracy, "correct": self.correct, "total": self.total, **self.means}
         return own | ({} if self.metric == "accuracy" else {"metric": self.metric})
 
     @property
     def deciding(self) -> float:
-        """The number that evaluation.metric chooses, 0..1; 0 where an earlier release did not count it."""
+        """The number that evaluation.metric chooses, 0..1; 0 if an earlier release did not compute it."""
         return self.accuracy if self.metric == "accuracy" else float(self.means.get(self.metric, 0.0))
 
     @property
     def accuracy(self) -> float:
-        """Share of correct images, 0..1."""
         return self.correct / self.total
 
 
@@ -109,24 +107,24 @@ def evaluate_model(
     normalise: Callable[[Tensor], Tensor],
     stop: StopFlag,
 ) -> Score:
-    """Compute top-1 accuracy over a whole split.
+    """Compute top-1 accuracy over a split.
 
-    Where images may have several labels, a prediction is right when it is one of them, and images without any
-    are left out of the count (Section 4.2, ImageNet ReaL).
+    If images may have several labels, a prediction is right if it is one of them, and unlabelled images are
+    not counted (Section 4.2, ImageNet ReaL).
 
     Args:
         model: maps [B, 3, S, S] to logits [B, K].
         batches: of this process; padded rows have weight 0.
-        num_images: how many images the split has; the count over all processes must be this.
+        num_images: size of the split, which the count over all processes must equal.
         normalise: uint8 images to the model's input on its device.
         stop: checked between batches.
 
     Raises:
-        Stopped: a signal came to any process.
-        DataError: not every image was counted once, or an image lacks a label that it must have.
+        Stopped: any process received a signal.
+        DataError: not every image was counted once, or a required label is missing.
     """
     model.eval()
-    answers: list[Tensor] = []  # on the device, which is waited for once, at the end
+    answers: list[Tensor] = []  # on the device, synchronised once at the end
     labels: list[Tensor] = []
     is_image: list[Tensor] = []
     num_classes = 0
@@ -134,7 +132,7 @@ def evaluate_model(
         torch.no_grad(),
         runtime.autocast(),
         _packed(runtime, model),
-    ):  # sharded weights that were gathered in inference mode could not be trained
+    ):  # sharded weights gathered in inference mode could not be trained
         for batch in _sent(runtime, batches, stop):
             logits = model(normalise(given(batch).images))
             answers.append(logits.argmax(dim=-1, keepdim=True))
@@ -166,10 +164,7 @@ def _packed(runtime: Runtime, model: nn.Module) -> AbstractContextManager[None]:
 
 
 def _sent(runtime: Runtime, batches: Iterable[Batch], stop: StopFlag) -> Iterator[Batch]:
-    """Yield the batches, on the device ahead of their use.
-
-    Raises Stopped between two of them when a signal came to any process, or it cannot fetch its images.
-    """
+    """Yield the batches, sent to the device ahead of use; raise Stopped if any process should stop."""
     with Transfer(runtime.device).ahead(batches) as ahead:
         coming = iter(ahead)
         while True:
@@ -186,9 +181,7 @@ def _sent(runtime: Runtime, batches: Iterable[Batch], stop: StopFlag) -> Iterato
 
 
 def _by_class(best: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Images, correct predictions and predictions of each class [K, 3]; an image with several labels counts
-    for the first, one without any for none.
-    """
+    """Return images, correct predictions and predictions per class [K, 3]; only first labels count."""
     classes = label_sets(labels)[:, 0]
     counted = classes >= 0
     by_class = count_by_class(correct_predictions(best, labels)[counted], classes[counted], num_classes)
@@ -219,11 +212,10 @@ def top_predictions(
             [B, C] that are appended; the result is then float64.
 
     Returns:
-        int64 [num_images, min(5, A)] on the CPU, the same on every process; the first column is the argmax;
-        of equal scores the lower class comes first.
+        int64 [num_images, min(5, A)] on the CPU, the same on every process; ties go to the lower class.
 
     Raises:
-        Stopped: a signal came to any process.
+        Stopped: any process received a signal.
         DataError: an image is missing or counted twice, or the logits are NaN or infinite.
     """
     model.eval()
@@ -256,7 +248,7 @@ def class_logits(
 
 
 def flip_averaged(model: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """Return the mean of the logits of images `[B, 3, S, S]` and of their mirror images, `[B, K]`.
+    """Return the mean logits `[B, K]` of images `[B, 3, S, S]` and their mirror images.
 
     The mean of logits, not of probabilities: softmax gives the normalised geometric mean of both answers.
 
@@ -268,15 +260,13 @@ def flip_averaged(model: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
 
 
 def image_features(computation: Computation, model: Model, images: Tensor) -> Tensor:
-    """Return the input of the classification layer, `[B, R]`, of normalised images `[B, 3, S, S]`."""
+    """Return the classification layer's input, `[B, R]`, for normalised images `[B, 3, S, S]`."""
     with computation.autocast():
         return model.features(images)
 
 
 def most_likely(scores: Tensor, count: int) -> Tensor:
-    """Return the classes of the highest scores, int64 `[B, min(count, K)]` of `[B, K]`; of equal scores the
-    lower class first.
-    """
+    """Return the classes of the highest scores `[B, K]`, int64 `[B, min(count, K)]`; ties: lower first."""
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
 
@@ -291,17 +281,13 @@ def representations(
     stop: StopFlag,
     everywhere: bool = False,
 ) -> Tensor:
-    """Return the input of the classification layer for every image of a split, in the split's order.
+    """Return the classification layer's input for every image of a split, in the split's order.
 
-    Args:
-        as for `evaluate_model`; `model.features` gives [B, R].
-        everywhere: every process gets them.
-
-    Returns:
-        [num_images, R] float32 on the CPU; on the meta device, without numbers, on processes that get none.
+    Arguments as for `evaluate_model`, with `model.features` giving [B, R]. The result is float32
+    [num_images, R] on the main process's CPU, or on each if `everywhere`; a meta tensor elsewhere.
 
     Raises:
-        Stopped: a signal came to any process.
+        Stopped: any process received a signal.
         DataError: an image is missing or counted twice.
     """
     model.eval()
@@ -322,10 +308,7 @@ def _table(
     *,
     everywhere: bool,
 ) -> Tensor:
-    """Apply `row` to each batch of a split, and collect the rows in the order of the samples.
-
-    They are collected in windows, on the CPU of the main process, or of each process if `everywhere`. The
-    others hold the rows of a window that are theirs, and get a table on the meta device.
+    """Apply `row` to each batch of a split and collect the rows in sample order; others get a meta tensor.
 
     Raises DataError unless each image occurs once.
     """
@@ -347,7 +330,6 @@ def _table(
 
 
 def _windows(pairs: Iterable[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple[Tensor, ...]]:
-    """Join rows and samples of batches until there are `size`, or no more."""
     left = iter(pairs)
     for first in left:
         held, count = [first], len(first[1])
@@ -358,7 +340,7 @@ def _windows(pairs: Iterable[tuple[Tensor, Tensor]], size: int) -> Iterator[tupl
 
 
 def window_bytes(width: int) -> int:
-    """Return the memory of a window of float32 rows while they are joined or put in order."""
+    """Return the memory for joining or ordering a window of float32 rows."""
     return 2 * _WINDOW * width * 4
 
 
@@ -375,23 +357,19 @@ def cached_features(
     limit_bytes: int,
     note: Callable[[str], None] = lambda _: None,
 ) -> tuple[Tensor | None, bool]:
-    """Return representations of a split: read from the cache if a run with the same key stored them, else
-    computed and stored.
+    """Return a split's representations from the cache, or compute and store them.
+
+    The main process alone gets them and uses the cache; the second result is whether they were cached.
 
     Args:
-        runtime: this process among its peers; only the main one reads and writes the cache.
         folder: of the cache; None stores nothing.
-        key: everything that the numbers depend on: digests of weights and data, pre-processing, precision;
-            JSON.
+        key: everything that the numbers depend on, as JSON: digests of weights and data, pre-processing,
+            precision.
         compute: the pass over the images, [num_images, R] float32 on the main process; raises unless they are
             those that the key names.
-        num_images: a file of another length is not used.
+        num_images: cached files of another length are not used.
         limit_bytes: the least recently used files are deleted until the folder is no larger.
-        note: called with a message when the cache could not be written, or a cached file is not used; the run
-            continues.
-
-    Returns:
-        the representations, of the main process alone; and whether they came from the cache.
+        note: called with a message if the cache cannot be written or a cached file is damaged.
     """
     text = json.dumps(key, sort_keys=True)
     file = None if folder is None else folder / f"{hashlib.sha256(text.encode()).hexdigest()}{SUFFIX}"
@@ -413,19 +391,19 @@ def cached_features(
 
 
 def _read(file: Path, text: str, num_images: int, note: Callable[[str], None]) -> Tensor | None:
-    """Return the features of a file; None where it is missing, damaged, or has another key."""
+    """Return a file's features; None if it is missing, damaged, or has another key."""
     try:
         with safe_open(file, framework="pt") as stored:
             metadata = stored.metadata() or {}
             fits = metadata.get("key") == text
             features: Tensor | None = stored.get_tensor("features") if fits else None
-        with suppress(OSError):  # another user's file can be read, but not touched
+        with suppress(OSError):  # another user's file may be read-only
             os.utime(file)
     except (OSError, SafetensorError):
         return None
     if features is None or features.ndim != 2 or len(features) != num_images:
         return None
-    if _sha256(features) != (noted := metadata.get("sha256")):  # files of early releases have none
+    if _sha256(features) != (noted := metadata.get("sha256")):  # files of early releases lack it
         if noted:
             note(f"{file}: the cached representations are damaged; they are computed again")
         return None

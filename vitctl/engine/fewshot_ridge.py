@@ -5,7 +5,7 @@ and 1, W = (X'X + l2 I)^-1 X'Y = X' (XX' + l2 I)^-1 Y; the smaller of the two ma
 all l2.
 
 In float64 by default: the constant column alone makes X'X of 10,000 images as large as 1e8, and float32 then
-loses regularisers below 1. Large tensors are processed in chunks, so that they are never held twice.
+loses regularisers below 1. Large tensors are processed in chunks to avoid a second copy.
 
 Paper: Section 4.1; constants of the authors' later fewshot_lsr evaluator.
 """
@@ -25,7 +25,7 @@ BIAS = 100.0
 STD_EPS = 1e-5
 _CHUNK = 2**14  # images at a time
 _MOST_SCALE, _HALVINGS = 2.0**20, 40
-L2_GRID = tuple(2.0**power for power in range(-10, 20))  # of the authors' earlier evaluator
+L2_GRID = tuple(2.0**power for power in range(-10, 20))  # as in the authors' earlier evaluator
 
 
 def choose_shots(
@@ -37,21 +37,12 @@ def choose_shots(
     class_names: Sequence[str] = (),
     fix: str = "use fewer shots",
 ) -> NDArray[np.int64]:
-    """`shots` images of each class, drawn from one generator per seed; fewer shots are prefixes of more.
+    """Draw `shots` images of each class with one generator per seed; fewer shots are prefixes of more.
 
-    Args:
-        labels: [N] of the training split.
-        shots: images per class.
-        num_classes: classes 0 .. num_classes - 1.
-        seed: of the draw.
-        class_names: for the message; empty: numbers.
-        fix: for the message.
-
-    Returns:
-        [num_classes * shots] positions in `labels`, class by class.
+    `labels` are [N]; the result is [num_classes * shots] positions in them, class by class.
 
     Raises:
-        DataError: a class has fewer images.
+        DataError: a class has too few images.
     """
     rng = np.random.default_rng(seed)
     chosen = []
@@ -69,11 +60,10 @@ def choose_shots(
 
 @dataclass(frozen=True)
 class Ridge:
-    """The problem of one draw, decomposed: any regulariser then costs one product, W = basis (targets /
-    (values + l2)).
+    """A decomposed problem. Any regulariser then costs one product: W = basis (targets / (values + l2)).
 
     Args:
-        mean, std: [R], what images are standardised with.
+        mean, std: [R], for standardising images.
         basis: [R + 1, E], E = min(N, R + 1).
         values: [E], eigenvalues of the smaller of X'X and XX'.
         targets: [E, K].
@@ -86,13 +76,11 @@ class Ridge:
     targets: Tensor
 
     def weights(self, l2: float) -> Tensor:
-        """W [R + 1, K] for a regulariser, which is not divided by N."""
+        """Return W [R + 1, K] for a regulariser, which is not divided by N."""
         return self.basis @ self._shrunk(l2)
 
     def project(self, images: Tensor) -> Tensor:
-        """Return representations [M, R] in the basis, [M, E]: computed once, it gives the scores for every
-        regulariser.
-        """
+        """Project representations [M, R] to the basis, [M, E]; compute this once for all regularisers."""
         return _with_bias((images.to(self.mean.dtype) - self.mean) / self.std) @ self.basis
 
     def scores(self, projected: Tensor, l2: float) -> Tensor:
@@ -100,23 +88,16 @@ class Ridge:
         return projected @ self._shrunk(l2)
 
     def layer(self, l2: float) -> tuple[Tensor, Tensor]:
-        """Return weight [K, R] and bias [K] of the linear layer that gives the scores of representations
-        that are not standardised.
-        """
+        """Return weight [K, R] and bias [K] of the same classifier for unstandardised representations."""
         *_, constant = weights = self.weights(l2)
         weight = (weights[:-1] / self.std.unsqueeze(1)).T
         return weight, BIAS * constant - weight @ self.mean
 
     def left_out(self, train: Tensor, labels: Tensor, l2: float) -> Tensor:
-        """Return the score [M, K] that each of M of the training images gets from the solution of all others.
+        """Return leave-one-out scores [M, K] of training images [M, R], each from the solution of all others.
 
-        In closed form, (f - h y) / (1 - h) for a score f with target y and leverage h; mean and std stay
+        In closed form, (f - h y) / (1 - h) for a score f with target y and leverage h; mean and std remain
         those of all images.
-
-        Args:
-            train: [M, R] of the images that were decomposed.
-            labels: [M] integers.
-            l2: regulariser.
         """
         projected = self.project(train)
         norms = self.basis.square().sum(dim=0)
@@ -132,14 +113,7 @@ class Ridge:
 def decompose(
     train: Tensor, train_labels: Tensor, *, num_classes: int, dtype: torch.dtype = torch.float64
 ) -> Ridge:
-    """Standardise, append the constant column, and decompose.
-
-    Args:
-        train: [N, R] representations of the chosen images.
-        train_labels: [N] integers.
-        num_classes: K.
-        dtype: of the computation, independent of that of `train`.
-    """
+    """Standardise [N, R] representations, append the constant column, and decompose, computing in `dtype`."""
     num = len(train)
     mean = torch.stack([part.to(dtype).sum(dim=0) for part in torch.split(train, _CHUNK)]).sum(dim=0) / num
     spread = torch.stack(
@@ -161,25 +135,17 @@ def decompose(
 def fit_and_score(
     train: Tensor, train_labels: Tensor, test: Tensor, *, num_classes: int, l2: float
 ) -> Tensor:
-    """Return scores [M, K] of the test images for one regulariser, in float64.
-
-    Args:
-        train: [N, R] representations of the chosen images.
-        train_labels: [N] integers.
-        test: [M, R].
-        num_classes: K.
-        l2: regulariser, not divided by N.
-    """
+    """Return scores [M, K] of test images [M, R], trained on [N, R], in float64; l2 is not divided by N."""
     ridge = decompose(train, train_labels, num_classes=num_classes)
     return ridge.scores(ridge.project(test), l2)
 
 
 def fitted_scale(scores: Tensor, labels: Tensor, loss: str) -> float:
-    """Return the factor of scores [N, K] at which their cross-entropy is least; 0 where they help nothing.
+    """Return the factor that minimises the cross-entropy of scores [N, K]; 0 if the scores do not help.
 
     The loss is convex in the factor, and its derivative is bisected. The target is 1 - 1 / (N + 1) for the
-    label and the rest spread over all classes, as if one more image had no class: the factor stays finite
-    where every image is right.
+    label, the rest spread over all classes, as if one more image had no class: the factor stays finite
+    even if every image is right.
 
     Args:
         scores: float64, of images that the classifier has not seen.
@@ -207,9 +173,7 @@ def fitted_scale(scores: Tensor, labels: Tensor, loss: str) -> float:
 def count_correct(
     ridge: Ridge, test: Tensor, test_labels: Tensor, l2s: Sequence[float]
 ) -> list[NDArray[np.int64]]:
-    """Count how many of the test images [M, R] of each class are right, [K] for each regulariser; of equal
-    scores the first counts.
-    """
+    """Count correct test images [M, R] per class, [K] for each regulariser; ties go to the first class."""
     num_classes = ridge.targets.shape[1]
     correct = [np.zeros(num_classes, np.int64) for _ in l2s]
     for images, labels in zip(torch.split(test, _CHUNK), torch.split(test_labels, _CHUNK), strict=True):
@@ -221,19 +185,11 @@ def count_correct(
 
 
 def choose_l2(accuracies: NDArray[np.float64], *, leave_self_out: bool) -> NDArray[np.int64]:
-    """Return the regulariser at which each data set is reported: the one of the best mean rank over the data
-    sets.
+    """Return the regulariser for each data set, [S] grid positions: the best mean rank over the data sets.
 
-    Ranks are within a data set, argsort of argsort, so that the first of equal accuracies counts as the
-    lower.
-
-    Args:
-        accuracies: [S, L] of S data sets at L regularisers; as in the authors' evaluator these are test
-            accuracies.
-        leave_self_out: exclude a data set's own ranks when its regulariser is chosen; needs two data sets.
-
-    Returns:
-        [S] positions on the grid; all the same unless leave_self_out.
+    `accuracies` [S, L] are test accuracies, as in the authors' evaluator. Ranks within a data set are
+    argsort of argsort, so the first of equal accuracies has the lower rank. With `leave_self_out` a data
+    set's ranks are excluded when choosing for it; otherwise all get the same.
 
     Raises:
         DataError: leave_self_out with one data set.
@@ -248,9 +204,7 @@ def choose_l2(accuracies: NDArray[np.float64], *, leave_self_out: bool) -> NDArr
 
 
 def _times_targets(rows: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """rows'Y [E, K] of rows [N, E]: Y is -1 except for one entry per row, so that sums over classes replace
-    the product.
-    """
+    """Return rows'Y [E, K] of rows [N, E] by sums over classes, since Y is -1 but for one entry a row."""
     of_class = torch.zeros(num_classes, rows.shape[1], dtype=rows.dtype).index_add_(0, labels, rows)
     return (2 * of_class - rows.sum(dim=0)).T
 

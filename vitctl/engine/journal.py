@@ -1,7 +1,7 @@
-"""What a run writes down: the names of its files, log.jsonl, and digests of its records. Imports no torch.
+"""A run's files: their names, log.jsonl, and digests of its records. Imports no torch.
 
-log.jsonl and steps.jsonl only grow. A checkpoint and a result name how they ended: the number of bytes, and
-the SHA-256 of these. A line that a crash cut short stays, and is no record.
+log.jsonl and steps.jsonl only grow. A checkpoint and a result record how they ended: the number of bytes, and
+their SHA-256. A line that a crash truncated stays, and is not a record.
 """
 
 import errno
@@ -34,77 +34,71 @@ from vitctl.system.files import (
 from vitctl.system.text import count_text, escaped_json
 
 RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
-# A line of each step, and marks of its samples and gradients.
+# One line per step, and marks of its samples and gradients.
 STEP_RECORDS, TRACE = "steps.jsonl", "trace.bin"
-# A checkpoint's files of tensors, each NAME.safetensors, or NAME-00001-of-00004.safetensors and so on of a
-# sharded run; no average, and no adapters, where there are none.
+# A checkpoint's tensor files: NAME.safetensors, or NAME-00001-of-00004.safetensors and so on for a sharded
+# run. The average and the adapters are optional.
 MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
-ADAPTERS = {MODEL: "lora", AVERAGE: "lora_ema"}  # of the weights that the file beside them has merged
+ADAPTERS = {MODEL: "lora", AVERAGE: "lora_ema"}  # already merged into those weights
 TENSOR_FILES = (MODEL, OPTIMIZER, AVERAGE, *ADAPTERS.values())
 STATE = "state.json"
-# In state.json: how steps.jsonl and log.jsonl ended, as `end_of` says it, and what decides the last bits.
+# Keys of state.json: how steps.jsonl and log.jsonl ended, see `end_of`, and what decides the last bits.
 STEPS_HEAD, LOG_HEAD, COMPUTED_ON = "steps_head", "log_head", "computed_on"
 STEPS = "step_*"
 ALLOWED, ENVIRONMENT, LAUNCH = "allowed.json", "env.json", "launch.txt"
-# What `keep_records` keeps; the last one says that all are there.
+# Copied by `keep_records`; the last one marks the copy as complete.
 BEFORE, _KEPT = ".before", (ALLOWED, ENVIRONMENT, LAUNCH, RESULT, RECIPE)
-# The names that an option of a run may not give to a file in the run's folder.
+# Reserved names: no option may write to these files in the run's folder.
 RUN_FILES = (
     *(RECIPE, RESULT, STEP_RECORDS, TRACE, ALLOWED, "log.jsonl", "skipped.jsonl", "bad_samples.jsonl"),
     *(ENVIRONMENT, LAUNCH, "micro_batch.json", "job.sbatch"),
     *("per_class.csv", "confusion.csv", "thresholds.csv", "suspects.csv"),
 )
-FEATURES = "features"  # beside the runs that share them: representations that `fewshot` kept
+FEATURES = "features"  # representations cached by `fewshot`, next to the runs that share them
 
 
 def tensors_file(name: str) -> str:
-    """Return the file name of a checkpoint's model, average or optimizer."""
     return f"{name}.safetensors"
 
 
 def name_of(file: str) -> str:
-    """Return which tensors of a checkpoint a file holds, or a part of them: its model, average or
-    optimizer.
-    """
+    """Return which tensors a checkpoint file, or a part of one, holds: the model, average or optimizer."""
     return re.sub(r"(-\d{5}-of-\d{5})?\.safetensors$", "", file)
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Return the files of tensors in a checkpoint's folder by name; of a sharded run, the first parts."""
+    """Return a checkpoint folder's tensor files by name; of a sharded run, the first parts."""
     return {name_of(path.name): path for path in sorted(folder.glob(tensors_file("*")), reverse=True)}
 
 
 def step_folder(root: Path, step: int) -> Path:
-    """Return the checkpoint folder of a step."""
     return root / f"step_{step:08d}"
 
 
 def step_of(folder: Path) -> int | None:
-    """Return the step that a checkpoint's folder is named after; None for another folder."""
+    """Return the step in a checkpoint folder's name, or None for another folder."""
     return int(folder.name[5:]) if re.fullmatch(r"step_[0-9]+", folder.name) else None
 
 
 def run_of(folder: Path) -> Path:
-    """Return the run folder that a training lies in; it may hold several."""
+    """Return the run folder that contains a training; a run may have several."""
     return next((path for path in (folder, *folder.parents) if (path / RECIPE).is_file()), folder)
 
 
 def no_permission(error: PermissionError) -> CheckpointError:
-    """Return the error for unreadable files of a run: using older files, or starting from zero, would lose
-    steps.
-    """
+    """Return the error for unreadable files of a run: falling back to older files would lose steps."""
     return CheckpointError(
         error.filename, "permission denied", "fix its permissions, or remove it to continue without it"
     )
 
 
 def step_folders(root: Path) -> list[Path]:
-    """Return the checkpoint folders; a glob would find none where the folder may not be read."""
+    """Return the checkpoint folders; unlike a glob, fail if the folder may not be read."""
     return [path for path in root.iterdir() if path.name.startswith("step_")] if root.is_dir() else []
 
 
 def end_of(path: Path, size: int | None = None) -> str:
-    """Return how a file ends, or its first `size` bytes, as "BYTES:SHA256"; "" if there is none."""
+    """Return "BYTES:SHA256" of a file, or of its first `size` bytes; "" if there is no file."""
     if not os.path.lexists(path):
         return ""
     digest, num_read = hashlib.sha256(), 0
@@ -117,10 +111,7 @@ def end_of(path: Path, size: int | None = None) -> str:
 
 
 def begins(path: Path, end: str) -> bool:
-    """Whether a file is, or begins with, the one of which `end_of` said `end`.
-
-    Of an earlier release, which named a link between lines instead, any file is taken for it.
-    """
+    """Return whether a file starts with the bytes that `end` describes; any file, for an early `end`."""
     size, names_bytes, _ = end.partition(":")
     if not names_bytes:
         return path.is_file()
@@ -128,7 +119,7 @@ def begins(path: Path, end: str) -> bool:
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file without their newlines; lines that are too long are skipped."""
+    """Yield a file's lines without their newlines, skipping lines that are too long."""
     most, inside = limits.LOG_LINE, False
     with open_regular(path, error=LaunchError) as file:
         while line := file.readline(most):
@@ -139,8 +130,8 @@ def whole_lines(path: Path) -> Iterator[bytes]:
 
 
 LOG = "log.jsonl"
-CHANGED = "the recipe was changed on purpose"  # how the warning about it begins
-RECORDS = (LOG, STEP_RECORDS)  # whose ends checkpoints and results name
+CHANGED = "the recipe was changed on purpose"  # the start of that warning
+RECORDS = (LOG, STEP_RECORDS)  # checkpoints and results record how these end
 WATCH_SECONDS = 5.0
 SHOW_SECONDS = 1.0
 MOST_HELD = 20_000  # records held in memory for a file that cannot be written
@@ -148,8 +139,7 @@ MOST_HELD = 20_000  # records held in memory for a file that cannot be written
 Record = dict[str, Any]
 Report = Callable[[Record], None]
 B = TypeVar("B", bound=Sized)
-# Fields of a record that must be numbers where they exist, and the largest: dates and the axes of charts are
-# computed from them.
+# Optional fields that must be numbers, and their limits: dates and chart axes are computed from them.
 _MOST_SECONDS, _MOST = 1e11, 1e300
 _NUMBERS = {
     "time": _MOST_SECONDS,
@@ -162,19 +152,13 @@ _CURVES = ("loss", "lr", "grad_norm", "data_wait", "mfu")  # may also be unknown
 
 
 def silent(_record: Record) -> None:
-    """A report that ignores every record."""
+    """Ignore a record: the report that shows nothing."""
 
 
 def never_raising(
     report: Callable[..., None], log: Path | None, what: str = "progress cannot be shown any more"
 ) -> Callable[..., None]:
-    """`report` without its errors: a failure to show progress never ends the run.
-
-    Args:
-        report: that may fail; called with a record.
-        log: gets a line about the first error; None for none.
-        what: message for the first error.
-    """
+    """Return `report` without its errors, which must not end the run; the first is logged as a warning."""
     was_reported = log is None
 
     def show(record: Record, **named: Any) -> None:
@@ -196,24 +180,18 @@ def never_raising(
     return show
 
 
-# Numbers that JSON lacks, and the strings that represent them.
+# Numbers that JSON lacks, by the strings that represent them.
 _NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Return a value as standard JSON: NaN and infinities become the strings "NaN", "Infinity" and
-    "-Infinity".
-    """
+    """Return a value as standard JSON; NaN and infinities become "NaN", "Infinity" and "-Infinity"."""
     encoded = json.loads(json.dumps(value, ensure_ascii=False), parse_constant=str)
     return escaped_json(json.dumps(encoded, indent=indent, ensure_ascii=False))
 
 
 def parse_json_text(text: str) -> Any:
-    """Parse what `json_text` returned; unquoted NaN and Infinity, which older files have, are accepted too.
-
-    Raises:
-        ValueError: it is not JSON.
-    """
+    """Parse the result of `json_text`, or unquoted NaN and Infinity from older files. Raises ValueError."""
     return with_infinities(json.loads(text))
 
 
@@ -227,14 +205,15 @@ def with_infinities(value: Any) -> Any:
 
 
 def write_run_json(path: Path, value: Any) -> None:
-    """Write a value as `json_text`, as `write_text` does."""
+    """Write a value as indented `json_text`, as `write_text` does."""
     write_text(path, json_text(value, indent=2) + "\n")
 
 
 def read_run_json(path: Path) -> Any:
     """Read what `write_run_json` wrote.
 
-    Raises FileNotFoundError; LaunchError where it is no file; ValueError where it is not JSON.
+    Raises:
+        FileNotFoundError, LaunchError, ValueError: it is missing, not a regular file, or not JSON.
     """
     os.stat(path)
     try:
@@ -244,17 +223,15 @@ def read_run_json(path: Path) -> Any:
 
 
 def append_record(path: Path, record: Record) -> None:
-    """Append one record in a single write, so that processes may share a file; an incomplete last line is
-    ended first.
+    """Append one record in a single write, so that processes may share a file; end a torn line first.
 
-    Raises:
-        OSError: the disk is full or the folder is gone; a part of the line may have been written.
+    Raises OSError; a part of the line may have been written.
     """
     line = json_text(record).encode(errors="backslashreplace")  # names that are not UTF-8 stay JSON
     descriptor = no_links(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         start = b"\n" if _is_torn(descriptor) else b""
-        lock(descriptor, waits=True)  # on a disk without locks one process writes
+        lock(descriptor, waits=True)  # without file locks, only one process may write
         line = start + line + b"\n"
         if os.write(descriptor, line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -263,10 +240,7 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def _is_torn(descriptor: int) -> bool:
-    """Return whether the last line is incomplete.
-
-    If another process is writing it, the rest follows within microseconds.
-    """
+    """Return whether the last line is incomplete; one that another process is writing gets time to end."""
     for _ in range(20):
         size = os.fstat(descriptor).st_size
         if not size or os.pread(descriptor, 1, size - 1) == b"\n":
@@ -276,10 +250,10 @@ def _is_torn(descriptor: int) -> bool:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return all complete records; a line that a crash cut short, or that is no record, is skipped.
+    """Return all complete records, skipping truncated lines and lines that are not records.
 
     Raises:
-        LaunchError: the path is no file, or cannot be read.
+        LaunchError: the path is not a file, or cannot be read.
     """
     if not os.path.lexists(path):
         return []
@@ -288,14 +262,11 @@ def read_records(path: Path) -> list[Record]:
 
 
 def parse_records(text: str) -> list[Record]:
-    """Return the records among the lines of `text`."""
     return [record for line in text.split("\n") if (record := _parse_record(line)) is not None]
 
 
 def _parse_record(line: str) -> Record | None:
-    """Return the record of a line; None where it is none: a record is an object whose kind is text and whose
-    counts are numbers.
-    """
+    """Return a line's record: an object whose kind is text and whose counts are numbers. Else None."""
     try:
         value = parse_json_text(line)
     except (ValueError, RecursionError):
@@ -320,7 +291,7 @@ def _is_not_finite(value: Any) -> bool:
 
 
 def logged_checkpoints(folder: Path) -> dict[int, str]:
-    """Return the digests of the checkpoints that log.jsonl in a folder names, by step."""
+    """Return step -> digest of the checkpoints that a folder's log.jsonl names."""
     records = read_records(folder / LOG)
     return {
         record.get("step", 0): str(record["digest"])
@@ -330,10 +301,7 @@ def logged_checkpoints(folder: Path) -> dict[int, str]:
 
 
 def cut_after(path: Path, step: int) -> None:
-    """Drop the records of steps later than `step`: the resumed run writes them again.
-
-    Incomplete lines stay: what a checkpoint was saved with is not changed.
-    """
+    """Drop the records of steps after `step`, which a resumed run writes again; keep incomplete lines."""
     if not path.exists():
         return
 
@@ -342,7 +310,7 @@ def cut_after(path: Path, step: int) -> None:
         return record is None or bool(record.get("step", 0) <= step)
 
     text = b"".join(line + b"\n" for line in whole_lines(path) if is_kept(line))
-    if text != path.read_bytes():  # a process that follows the log would read a new file from the start
+    if text != path.read_bytes():  # a process that follows the log would reread a new file
         write_bytes(path, text)
 
 
@@ -350,11 +318,8 @@ class Journal:
     """Writes records to a run's log.jsonl and passes them to the progress display.
 
     A log that cannot be written does not stop the run: there is one warning, and records are written later.
-    Beyond MOST_HELD held records the oldest are lost, and counted.
-
-    Args:
-        path: of log.jsonl; None writes nothing (all processes but the first).
-        report: called with every record.
+    Beyond MOST_HELD held records the oldest are dropped, and counted. A None `path` writes nothing (all
+    processes but the first).
     """
 
     def __init__(self, path: Path | None, report: Report = silent) -> None:
@@ -367,12 +332,10 @@ class Journal:
         self.last_shown = -SHOW_SECONDS
 
     def show_progress(self, *, at_once: bool = False, **values: Any) -> None:
-        """Report the current state to the progress display: at most once a second, and not in the log.
+        """Send the current state to the progress display, at most once a second unless `at_once`; not logged.
 
-        Args:
-            at_once: report even if the last report was less than a second ago.
-            values: a training step; or `what`, `done` and `total` of a pass over images; or `text`, what the
-                run waits for.
+        `values` are a training step; or `what`, `done` and `total` of a pass over images; or `text`, what
+        the run is waiting for.
         """
         now = time.monotonic()
         if self.path is not None and (at_once or now - self.last_shown >= SHOW_SECONDS):
@@ -380,25 +343,21 @@ class Journal:
             self.report(_stamped("now", values))
 
     def write(self, kind: str, **values: Any) -> None:
-        """One record; `kind` says what it is, `time` is added (seconds since 1970)."""
+        """Log one record of this kind, with `time` added (seconds since 1970)."""
         if self.path is not None:
             record = _stamped(kind, values)
             self.append(self.path, record)
             self.report(record)
 
     def say(self, kind: str, *texts: str) -> None:
-        """A record of `kind` before the first step for each text that is not empty."""
+        """Log a record with step 0 for each text that is not empty."""
         for text in filter(None, texts):
             self.write(kind, step=0, text=text)
 
     def watch(self, batches: Iterable[B], what: str, num_images: int, num_processes: int) -> Iterator[B]:
-        """Yield the same batches, with a progress record every few seconds.
+        """Yield the same batches, all of one length, with a progress record every few seconds.
 
-        Args:
-            batches: of this process, all of one length.
-            what: name of the pass.
-            num_images: of all processes together.
-            num_processes: each works on the same number of batches.
+        `num_images` is over all processes, which have equally many batches.
         """
         done, last_written = 0, time.monotonic()
         for batch in batches:
@@ -410,7 +369,7 @@ class Journal:
                 self.write("progress", step=0, what=what, done=done, total=num_images)
 
     def append(self, path: Path, record: Record) -> None:
-        """Append to the log, or to a file beside it; a missing folder is created again.
+        """Append to the log or a file next to it, creating the folder again if it is missing.
 
         Records that cannot be written are held in memory, and written before the next one.
         """
@@ -446,13 +405,12 @@ def _stamped(kind: str, values: Record) -> Record:
 
 
 def json_digest(value: Any) -> str:
-    """SHA-256 of a value as JSON with sorted keys."""
+    """Return the SHA-256 of a value as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def allow(run_dir: Path, keys: Sequence[str]) -> None:
-    """Record in RUN/allowed.json what may differ when the next launch resumes: `data`, `weights`, keys of the
-    recipe.
+    """Record in RUN/allowed.json what may differ at the next resume: `data`, `weights` or recipe keys.
 
     A change that was allowed once needs no --allow when the run resumes from the same checkpoint again.
     """
@@ -472,24 +430,22 @@ def read_allowed(run_dir: Path) -> dict[str, list[str]]:
 
 
 def keep_records(run_dir: Path) -> None:
-    """Keep what describes a trained run, until its next launch has agreed with its checkpoint: `put_back`
-    undoes what was written for a launch that was refused.
-    """
-    if not (run_dir / BEFORE / RECIPE).exists():  # else of a launch that was killed before it could tell
+    """Copy the files that describe a trained run, so that `put_back` can undo a launch that is refused."""
+    if not (run_dir / BEFORE / RECIPE).exists():  # kept already by a launch that was killed
         (run_dir / BEFORE).mkdir(exist_ok=True)
         _copy_records(run_dir, run_dir / BEFORE)
 
 
 def put_back(run_dir: Path) -> None:
-    """Write again what `keep_records` kept."""
+    """Restore what `keep_records` copied."""
     if (run_dir / BEFORE / RECIPE).exists():
         _copy_records(run_dir / BEFORE, run_dir)
         records_agreed(run_dir)
 
 
 def records_agreed(run_dir: Path) -> None:
-    """Forget what `keep_records` kept: the run goes on with what describes it now."""
-    (run_dir / BEFORE / RECIPE).unlink(missing_ok=True)  # first: the others count only with it
+    """Drop the copies of `keep_records`: the launch was accepted."""
+    (run_dir / BEFORE / RECIPE).unlink(missing_ok=True)  # first: without it the others are ignored
     shutil.rmtree(run_dir / BEFORE, ignore_errors=True)
 
 
@@ -497,5 +453,5 @@ def _copy_records(source: Path, to: Path) -> None:
     for name in _KEPT:
         if (source / name).exists():
             write_bytes(to / name, (source / name).read_bytes())
-        elif name != RESULT:  # of a run that had none, that of the refused launch says why
+        elif name != RESULT:  # a run without one gets the refused launch's, with the reason
             (to / name).unlink(missing_ok=True)

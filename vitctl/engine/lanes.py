@@ -1,6 +1,4 @@
-"""Lanes: gradients and counts are added in the order of the leaves of the global batch, so that they are the
-same bytes on any number of processes.
-"""
+"""Lanes: sums in a fixed order of the global batch's leaves, the same bytes on any number of processes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -19,14 +17,12 @@ from vitctl.engine.update import Backward, Sums, batch_counts, in_order
 from vitctl.models.blocks import trainable
 
 Tensors = list[Tensor]
-_cuda: Any = torch.cuda  # not all of it has types
-BUCKET_BYTES = 64 * 2**20  # of the gradient that are exchanged at a time
+_cuda: Any = torch.cuda  # only partly typed
+BUCKET_BYTES = 64 * 2**20  # of the gradient per exchange
 
 
 def added(tree: Tree, known: Callable[[Tree], Tensors | None]) -> Tensors:
-    """Add up a tree, left before right; `known` gives the tensors of a node, which are changed, or None: add
-    its subtrees.
-    """
+    """Add up a tree in place, left before right; `known` returns a node's tensors, or None to recurse."""
     tensors = known(tree)
     if tensors is not None:
         return tensors
@@ -40,12 +36,7 @@ def added(tree: Tree, known: Callable[[Tree], Tensors | None]) -> Tensors:
 class LaneSum:
     """Sums gradients and counts over the leaves of the global batch.
 
-    Args:
-        lanes: how the batch is cut.
-        rank: of this process.
-        num_processes: among which the lanes are divided.
-        nodes: see `Runtime.nodes`.
-        stream: of a GPU, on which sums are exchanged while it computes; None on a CPU.
+    `nodes`: see `Runtime.nodes`. `stream` exchanges sums while a GPU computes; None on a CPU.
     """
 
     lanes: Lanes
@@ -56,12 +47,11 @@ class LaneSum:
 
     @property
     def own(self) -> range:
-        """The leaves of this process."""
         return self.lanes.owned(self.rank, self.num_processes)
 
     @cached_property
     def stages(self) -> list[tuple[Any, list[range]]]:
-        """Groups in which the tree is completed in turn, the node's first, each with its members' leaves."""
+        """The groups that complete the tree in turn, the node's first, each with its members' leaves."""
         size, *groups = self.nodes or (self.num_processes, None)
         own = [self.lanes.owned(rank, self.num_processes) for rank in range(self.num_processes)]
         nodes = [own[first : first + size] for first in range(0, len(own), size)]
@@ -71,12 +61,8 @@ class LaneSum:
     def gradients(self, leaf: Callable[[int], Tensors], parameters: Sequence[Tensor]) -> Tensors:
         """Return the sum of the gradients of all leaves, the same on every process.
 
-        The last backward pass completes it from the last parameter to the first, a bucket as soon as its
-        gradients are there.
-
-        Args:
-            leaf: computes the gradients of one of this process's leaves, tensors that may be changed.
-            parameters: that have these gradients.
+        The last backward pass completes the sum from the last parameter to the first, bucket by bucket.
+        `leaf` computes the gradients of one of this process's leaves, as tensors that may be overwritten.
         """
         *before, node = subtrees(self.lanes.tree, self.own)
         sums, lefts = list[Tensors](), list[Tensors]()
@@ -108,20 +94,16 @@ class LaneSum:
         return gradients
 
     def table(self, rows: Tensor) -> Tensor:
-        """Return the rows of all leaves, float64 `[num_leaves, N]`, from those of this process's; no number
-        is rounded.
-        """
+        """Return the rows of all leaves, float64 `[num_leaves, N]`, from this process's, without rounding."""
         table = rows.new_zeros(self.lanes.num_leaves, rows.shape[1])
         table[self.own.start : self.own.stop] = rows
         if self.num_processes > 1:
-            bits = table.view(
-                torch.int64
-            )  # one process has each row, the others zeros: a sum of integers copies them
+            bits = table.view(torch.int64)  # all but one process have zeros: an integer sum copies
             dist.all_reduce(bits)
         return table
 
     def _exchange(self, mine: list[Tensors]) -> None:
-        """Put the sum of a bucket into the last of this process's subtrees of it."""
+        """Put a bucket's sum into this process's last subtree of it."""
         if self.stream is not None:
             self.stream.wait_stream(_cuda.current_stream())
         with _cuda.stream(self.stream):
@@ -133,9 +115,7 @@ class LaneSum:
             torch._foreach_copy_(mine[-1], shaped)
 
     def _completed(self, sums: Tensor, *stages: tuple[Any, list[range]]) -> Tensor:
-        """Return the sum `[S]` of a part of the gradient from this process's subtrees of it, `[K, S]`; S is a
-        multiple of the processes. Each member of a group completes one block, and all gather the blocks.
-        """
+        """Return a part's sum `[S]` from this process's subtrees `[K, S]`; each member completes a block."""
         if not stages:
             return sums[0]
         (group, own), *later = stages
@@ -155,13 +135,13 @@ class LaneSum:
 
 
 def _gather(whole: Tensor, block: Tensor, group: Any) -> None:
-    """All-gather by the newer of torch's two names for it."""
+    """All-gather under either of the names that torch has given it."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(whole, block, group=group)
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Numbers of the tensors in runs of about BUCKET_BYTES."""
+    """Yield the tensors' numbers in groups of about BUCKET_BYTES."""
     run: list[int] = []
     size = 0
     for number, tensor in enumerate(tensors):
@@ -176,14 +156,7 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class ByLanes:
-    """The gradients of a global batch, by lanes; see `Gradients`.
-
-    Args:
-        runtime: of this process.
-        model: not wrapped for DDP.
-        seed: of dropout, drawn by (seed, step, leaf).
-        lane_sum: the tree of additions.
-    """
+    """The gradients of a global batch, by lanes, see `Gradients`; the model is not wrapped for DDP."""
 
     runtime: Runtime
     model: nn.Module
@@ -191,7 +164,6 @@ class ByLanes:
     lane_sum: LaneSum
 
     def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
-        """The micro-batches are the leaves of this process, in order."""
         losses: list[Tensor] = []
         parameters = list(trainable(self.model).values())
 

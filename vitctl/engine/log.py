@@ -1,4 +1,4 @@
-"""What a training writes down: log.jsonl, a record of every step, images that could not be used, trackers."""
+"""Records of a training: log.jsonl, every step, unusable images, and trackers."""
 
 import time
 from collections import Counter
@@ -38,27 +38,16 @@ from vitctl.recipe.schema import Finetune, Pretrain, Vtab
 from vitctl.system.remote import GaveUpError
 
 SKIPPED = "skipped.jsonl"
-BAD_SAMPLES = "bad_samples*.jsonl"  # rank 0 writes the one without a number
-_PIXELS_OF = 64  # images of a step, those of the main process, whose pixels are logged
+BAD_SAMPLES = "bad_samples*.jsonl"  # rank 0's has no number
+_PIXELS_OF = 64  # images per step, on the main process, whose pixels are logged
 
 
 class RunLog:
     """The records of one training.
 
-    `step` is the last one that is written down, and `begun` the last one whose record waits for the other
-    processes alone.
-
-    Args:
-        recipe: of the training.
-        runtime: this process among its peers.
-        folder, journal: where it writes.
-        train: the training images.
-        network: not wrapped.
-        own: positions of this process's images in the global batch.
-        total_steps: planned.
-        normalise: of images.
-        flops_per_image: of a forward and a backward pass.
-        stop: gets to know that the server of the images is away.
+    `step` is the last recorded step; `begun` the last whose record only waits for the other processes.
+    `own` are the positions of this process's images in the global batch; `network` is not wrapped;
+    `flops_per_image` covers a forward and a backward pass.
     """
 
     def __init__(
@@ -90,13 +79,9 @@ class RunLog:
     def start(
         self, step: int, facts: Mapping[str, Any], checkpoint: str = "", *, trains: bool = True
     ) -> None:
-        """Record a start, of a finished run too.
+        """Record a start after `step` finished steps, also of a finished run (`trains` false).
 
-        Args:
-            step: finished steps.
-            facts: how it computes.
-            checkpoint: digest of the one that was loaded; "" for the start weights.
-            trains: there are steps to do.
+        `facts` say how it computes; `checkpoint` is the digest of the loaded one, "" for the start weights.
         """
         if self._recipe.log.trace:
             size = self._recipe.schedule.batch_size
@@ -111,11 +96,11 @@ class RunLog:
 
     @property
     def has_records(self) -> bool:
-        """Whether every step is recorded, which all processes take part in."""
+        """Whether every step is recorded, which needs all processes."""
         return self._recorder is not None
 
     def reads(self, step: int) -> bool:
-        """Return whether a line of this step is due in log.jsonl."""
+        """Return whether log.jsonl gets a line for this step."""
         return is_due(step, self._recipe.log.every_steps) or self._known.logs(step)
 
     def add(
@@ -129,15 +114,10 @@ class RunLog:
         num_bad: int,
         num_skipped: int,
     ) -> None:
-        """Write down a step, with unreadable images and a skipped update; every log.every_steps in the log.
+        """Record a step, its unreadable images and a skipped update; every log.every_steps also in the log.
 
-        Args:
-            step: finished steps, this one included.
-            result: of the update.
-            waited: seconds that the loop waited for its images; on a GPU those in which it had nothing to do.
-            forward: moments around the forward passes.
-            batches: micro-batches of this process.
-            num_bad, num_skipped: so far.
+        `step` counts this one; `waited` are the seconds that the loop waited for images, or a GPU was idle;
+        `num_bad` and `num_skipped` are totals so far.
         """
         for batch in batches:
             for sample, key, reason in batch.bad:
@@ -147,7 +127,7 @@ class RunLog:
             self.journal.append(self.folder / SKIPPED, self._skipped_record(step, result, batches))
             self.warn(f"step {step} was not finite and is skipped: {result}", step)
         is_logged = self.reads(step) or step == self._total_steps
-        # The record waits for the other processes. They have nothing else to log of a step like this one.
+        # The record waits for the other processes, which log nothing else for such a step.
         if not (result.num_bad or result.skipped):
             self.begun = step
         self._waited += waited
@@ -205,16 +185,13 @@ class RunLog:
         self.start_clock(step)
 
     def start_clock(self, step: int) -> None:
-        """Measure the throughput from here."""
         self._window, self._waited = (time.perf_counter(), step), 0.0
         self._forward: Moments = []
 
     def _skipped_record(self, step: int, result: Result, batches: list[Batch]) -> Record:
-        """Return a line of skipped.jsonl. Numbers are strings, since JSON has no infinity; norms of weights
-        are of this process's shards.
+        """Return a line of skipped.jsonl, with numbers as strings, since JSON lacks infinity.
 
-        On a GPU they may be those after one more update: the numbers of a step are read while the next one is
-        computed.
+        Weight norms are of this process's shards; a GPU may have applied one more update.
         """
         norms = [] if result.gradient is None else result.gradient.tolist()
         weights = self._network.named_parameters()
@@ -233,7 +210,7 @@ class RunLog:
         return [self.key(int(sample)) for batch in micro_batches for sample in batch.samples]
 
     def key(self, sample: int) -> str:
-        """Return the key of a training image; its number where the server of remote shards is away."""
+        """Return a training image's key, or its number if the server of remote shards is unreachable."""
         try:
             return sample_key(self._train, sample)
         except GaveUpError as error:
@@ -241,15 +218,13 @@ class RunLog:
             return f"number {sample}"
 
     def bad_samples(self, rank: int | None = None) -> str:
-        """Return the file in which a rank lists them, or the pattern of all: over a network file system
-        processes that append to one file overwrite each other.
-        """
+        """Return a rank's file or the pattern for all: appending to one file is unsafe on network disks."""
         several = rank is None and self._runtime.num_processes > 1
         which = "*" if several else f"_{rank:02d}" if rank else ""
         return str(self.folder / BAD_SAMPLES.replace("*", which))
 
     def bad_reasons(self) -> str:
-        """Return how many images could not be used, by reason, the most frequent first."""
+        """Return the counts of unusable images by reason, the most frequent first."""
         found = chain.from_iterable(map(read_records, self.folder.glob(BAD_SAMPLES)))
         counts = Counter(str(record.get("reason")) for record in found)
         return ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
@@ -257,13 +232,11 @@ class RunLog:
     # Scores and messages
 
     def write_score(self, step: int, score: Score, seconds: float) -> None:
-        """Log the score of the images that the training does not see."""
         found = self._compare(step, accuracy=score.accuracy)
         self.journal.write("evaluate", step=step, **score.numbers, **found, seconds=seconds)
         self._track(step, seconds, {"accuracy": score.accuracy, score.metric: score.deciding})
 
     def write_fewshot(self, step: int, scores: Mapping[int, Sequence[float]], seconds: float) -> None:
-        """Log few-shot accuracies by number of shots and seed."""
         means = {shots: sum(values) / len(values) for shots, values in scores.items()}
         for shots, values in scores.items():
             self.journal.write(
@@ -273,16 +246,14 @@ class RunLog:
         self._track(step, seconds, {f"fewshot_{shots}": mean for shots, mean in means.items()})
 
     def _track(self, step: int, seconds: float, numbers: dict[str, float]) -> None:
-        """Tell the trackers, and exclude the seconds that these numbers took from the throughput."""
+        """Report to the trackers, and exclude the seconds spent on these numbers from the throughput."""
         self._runtime.accelerator.log(numbers, step=step)
         self._window = (self._window[0] + seconds, self._window[1])
 
     def warn(self, text: str, step: int) -> None:
-        """Log a warning."""
         self.journal.write("warning", step=step, text=text)
 
     def report_problems(self, steps: int, num_bad: int, num_skipped: int) -> None:
-        """Warn about skipped updates and unusable images of a run that ended after so many steps."""
         if num_skipped:
             text = f"{num_skipped} of {steps} updates were not finite and were skipped"
             self.warn(f"{text}; {self.folder / SKIPPED} lists them", steps)
@@ -293,13 +264,12 @@ class RunLog:
     # [known]
 
     def _comparison(self, records: Iterable[Record]) -> Comparison:
-        """Return the comparison with [known], after the records of the log so far."""
         known, s = self._recipe.known, self._recipe.schedule
         length = s.total_epochs if known.unit == "epochs" else self._total_steps
         return Comparison(known, self._total_steps, length, len(self._train.class_names), records)
 
     def _compare(self, step: int, **numbers: float) -> dict[str, Any]:
-        """Return what the log says of numbers beside [known]; warn once when the run is flagged."""
+        """Return the log fields of a comparison with [known]; warn once if the run is flagged."""
         was = self._known.flagged
         found = self._known.of(step, **numbers)
         if self._known.flagged and not was:
@@ -313,7 +283,7 @@ class RunLog:
     # Resuming
 
     def problem_of(self, saved: SavedCheckpoint) -> str:
-        """Return why the records are not those that a checkpoint, which is loaded, was saved with."""
+        """Return why the records do not match a checkpoint that has been loaded."""
         weights = "" if is_sharded(self._network) else weights_checksum(self._network)
         try:
             return record_problem(saved, read_steps(self.folder), weights)
@@ -321,7 +291,7 @@ class RunLog:
             return str(error)
 
     def cut_after(self, step: int) -> None:
-        """Drop the records of later steps, which will be written again, and go on after `step`."""
+        """Drop the records of later steps, which will be written again, and continue after `step`."""
         own = (self.folder / name for name in (LOG, STEP_RECORDS, SKIPPED))
         for path in chain(own, self.folder.glob(BAD_SAMPLES)):
             cut_after(path, step)
@@ -334,5 +304,5 @@ class RunLog:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Return whether an action that is done every `every` steps (0: never) is due after this step."""
+    """Return whether an action for every `every` steps (0: never) is due after this step."""
     return every > 0 and step % every == 0

@@ -1,9 +1,8 @@
-"""The loss of a batch: classification, masked patches; MixUp, CutMix and Random Erasing before it.
+"""Losses of a batch: classification and masked patches, after MixUp, CutMix and Random Erasing.
 
-The partner of an image is the image before it in the global batch; the partner of the first is the last. The
-blend of a batch is a function of (seed, step), the rectangle of an image one of (seed, position). So the
-result depends neither on micro-batches nor on processes or workers, and a micro-batch needs one more image
-than its own.
+An image's partner is the image before it in the global batch; the first image's partner is the last. A
+batch's blend is a function of (seed, step), an image's rectangle one of (seed, position). So the result
+depends neither on micro-batches nor on processes or workers, and a micro-batch needs one additional image.
 """
 
 import math
@@ -28,7 +27,7 @@ Objective = Callable[[nn.Module, Batch, int], Tensor]
 Normalise = Callable[[Tensor], Tensor]
 Box = tuple[int, int, int, int]  # top, left, bottom, right
 Smoothing = Literal["spread", "per_class"]
-# They separate these random draws from those of the augmentation.
+# Separates these random draws from those of the augmentation.
 _MASKED_STREAM, _MIXING_STREAM, _ERASING_STREAM = 0x6D7070, 0x6D6978, 0x657261
 _AREAS, _LOG_ASPECTS, _ATTEMPTS = (0.02, 1 / 3), (math.log(0.3), math.log(1 / 0.3)), 10
 
@@ -41,7 +40,7 @@ def classify(
     normalise: Normalise,
     **how: Any,
 ) -> Tensor:
-    """The objective of supervised training; `how`: see `classification_loss`."""
+    """Return the summed loss of a batch in supervised training; `how`: see `classification_loss`."""
     own = given(batch)
     logits = model(normalise(own.images))
     labels, weights = sent(own.labels, logits.device), sent(own.weights, logits.device)
@@ -60,8 +59,7 @@ def predict_masked_patches(
 ) -> Tensor:
     """Return the summed loss of a batch in masked patch prediction.
 
-    The corrupted patches are a pure function of (seed, step, sample), independent of a resume and of how the
-    batch is split.
+    The corrupted patches are a pure function of (seed, step, sample).
 
     Paper: Appendix B.1.2
     """
@@ -85,23 +83,19 @@ def classification_loss(
     smoothing: Smoothing = "spread",
     class_weights: Tensor | None = None,
 ) -> Tensor:
-    """Return the sum over the batch of the weighted loss of each image, in float32 or wider.
+    """Return the sum over the batch of the weighted loss of each image, a scalar in float32 or wider.
 
     Args:
         logits: [B, K].
-        labels: [B] integers; or [B, L] where images may have several, padded with -1, for "sigmoid" alone.
+        labels: [B] integers; for "sigmoid" also [B, L], several labels padded with -1.
         weights: [B], 0 for images that do not count.
         name: "sigmoid": sum over the classes of binary cross-entropies; "softmax": cross-entropy.
-        label_smoothing: how far targets are from 0 and 1.
+        label_smoothing: distance of targets from 0 and 1.
         smoothing: "spread": that share of the target is spread evenly over the K classes; "per_class", for
             "sigmoid": 1 at a label becomes 1 - label_smoothing, 0 elsewhere label_smoothing, as in the
             authors' configurations.
-        class_weights: [K] on the device of the logits: the loss of an image counts with the weight of its
-            label, which label smoothing does not change. The sum is not divided by the weights of the batch,
-            so that it does not depend on how a batch is divided. None: 1 each.
-
-    Returns:
-        a scalar.
+        class_weights: [K] on the logits' device, applied by label whatever the smoothing. The sum is not
+            divided by the batch's weights, so it does not depend on how a batch is split. None: 1 each.
 
     Raises:
         DataError: several labels under "softmax".
@@ -133,20 +127,17 @@ def classification_loss(
 
 
 def multi_hot(labels: Tensor, num_classes: int) -> Tensor:
-    """Return ones at the labels of each image: [B, L] integers, padded with -1, to [B, K] int64."""
+    """Return int64 `[B, K]` with ones at the labels, from `[B, L]` integers padded with -1."""
     behind = torch.where(labels < 0, num_classes, labels)
     return labels.new_zeros(len(labels), num_classes + 1).scatter_(1, behind, 1)[:, :num_classes]
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """Settings of MixUp and CutMix; with both on, each global batch gets one of them, with probability one
-    half.
+    """Settings of MixUp and CutMix; with both on, each global batch gets one of them with equal probability.
 
-    Args:
-        mixup_alpha: MixUp's share of an image is drawn from Beta(alpha, alpha); 0 switches it off.
-        cutmix_alpha: CutMix's share of the area likewise; 0 switches it off.
-        random_erasing: probability of erasing a rectangle of each image before, see `erased`.
+    An image's share (of the area in CutMix) is drawn from Beta(alpha, alpha); alpha 0 is off.
+    `random_erasing` is the probability of erasing a rectangle of each image first, see `erased`.
 
     Source: MixUp (arXiv 1710.09412), CutMix (arXiv 1905.04899)
     """
@@ -157,17 +148,14 @@ class Mixing:
 
     @property
     def is_on(self) -> bool:
-        """Whether batches are blended at all."""
         return self.mixup_alpha > 0 or self.cutmix_alpha > 0
 
 
 @dataclass(frozen=True)
 class Blend:
-    """How one global batch is blended.
+    """Blend of one global batch: `own` is an image's share, 0 to 1, in pixels or area, and in the target.
 
-    Args:
-        own: share of the image itself, 0 to 1, in its pixels or its area, and in its target.
-        box: the part that CutMix takes from the partner; None: MixUp.
+    `box` is the part that CutMix takes from the partner; None: MixUp.
     """
 
     own: float
@@ -199,11 +187,11 @@ def classify_mixed(
     seed: int,
     **how: Any,
 ) -> Tensor:
-    """`classify` with images and targets that are blended with their neighbours'.
+    """Return the loss of `classify` for images and targets blended with their neighbours'.
 
-    An image whose partner cannot be used stays as it is; one that cannot be used itself has weight 0. Both
-    losses are affine in the target, and so are both forms of smoothing: the loss of a blended target is the
-    blend of the two losses. Each of the two counts with the class weight of its own label.
+    An image without a usable partner stays as it is; an unusable image has weight 0. The loss and both
+    kinds of smoothing are affine in the target, so the loss of a blended target is the blend of the two
+    losses. Each counts with the class weight of its label.
     """
     own = given(batch)
     before = own.neighbour
@@ -220,17 +208,7 @@ def classify_mixed(
 
 
 def blended(images: Tensor, partners: Tensor, usable: Tensor, blend: Blend) -> Tensor:
-    """Blend images with their partners.
-
-    Args:
-        images: `[B, 3, S, S]`.
-        partners: `[B, 3, S, S]`.
-        usable: `[B]`, false for partners that leave their image as it is.
-        blend: how.
-
-    Returns:
-        `[B, 3, S, S]`.
-    """
+    """Blend images with their partners, `[B, 3, S, S]` each, except where `usable` `[B]` is false."""
     usable = usable.view(-1, 1, 1, 1)
     if blend.box is None:
         return torch.where(usable, images * blend.own + partners * (1 - blend.own), images)
@@ -244,7 +222,7 @@ def blended(images: Tensor, partners: Tensor, usable: Tensor, blend: Blend) -> T
 def classification(
     loss: Loss, mixing: Mixing, seed: int, class_weights: Tensor | None = None
 ) -> Callable[..., Tensor]:
-    """Return the objective of [loss] with labels: without `normalise`, see `classify`."""
+    """Return the objective of [loss] with labels, without `normalise`; see `classify`."""
     objective = partial(classify_mixed, mixing=mixing, seed=seed) if mixing.is_on else classify
     if mixing.random_erasing:
         objective = partial(
@@ -260,9 +238,7 @@ def classification(
 
 
 def draw_rectangle(size: int, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
-    """Draw top, left, height and width of 2 to 33 % of a square of `size` pixels, of aspect ratio 0.3 to
-    1 / 0.3, uniform in its logarithm, smaller than the square in both directions. None after ten failures.
-    """
+    """Draw top, left, height, width: 2 to 33 % of the area, aspect log-uniform in 0.3 to 1 / 0.3, or None."""
     for _ in range(_ATTEMPTS):
         area, aspect = rng.uniform(*_AREAS) * size * size, math.exp(rng.uniform(*_LOG_ASPECTS))
         height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -273,17 +249,9 @@ def draw_rectangle(size: int, rng: np.random.Generator) -> tuple[int, int, int, 
 
 
 def erased(images: Tensor, positions: Tensor, *, probability: float, seed: int) -> Tensor:
-    """Fill a rectangle of some images with normal noise, in place: a function of (seed, position of the
-    image), the same on every device.
+    """Fill a rectangle of some images `[B, 3, S, S]`, in place, with noise by (seed, position).
 
-    Args:
-        images: normalised, `[B, 3, S, S]`.
-        positions: int64 `[B]`, in the order of the samples.
-        probability: of erasing, for each image.
-        seed: of the training.
-
-    Returns:
-        the images.
+    `positions` are int64 `[B]`, in the order of the samples; `probability` is that of erasing an image.
 
     Source: Random Erasing (arXiv 1708.04896), as timm's mode "pixel", which DeiT and MAE use
     """
@@ -308,7 +276,7 @@ def classify_erased(
     erasing_seed: int,
     **more: Any,
 ) -> Tensor:
-    """Return the loss of another objective, whose images and mixing partners are erased first."""
+    """Return the loss of another objective, with images and mixing partners erased first."""
     own, before = given(batch), batch.neighbour
 
     def ready(images: Tensor, positions: Tensor) -> Tensor:

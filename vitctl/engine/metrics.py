@@ -8,12 +8,12 @@ import numpy as np
 
 TOP_K = 5
 _Z95 = 1.959963984540054  # the normal distribution's quantile at 0.975
-_DRAWS, _DRAWS_AT_ONCE, _SEED = 1000, 50, 0x626F6F74  # of the bootstrap
+_DRAWS, _DRAWS_AT_ONCE, _SEED = 1000, 50, 0x626F6F74  # bootstrap
 
 
 @dataclass(frozen=True)
 class Hits:
-    """How many predictions are correct: top-1 and top-5."""
+    """Counts of correct top-1 and top-5 predictions."""
 
     correct: int
     correct_top5: int
@@ -21,26 +21,23 @@ class Hits:
 
     @property
     def accuracy(self) -> float:
-        """Top-1 accuracy, 0..1."""
         return self.correct / self.total
 
     @property
     def top5(self) -> float:
-        """Top-5 accuracy, 0..1."""
         return self.correct_top5 / self.total
 
 
 def label_sets(labels: np.ndarray) -> np.ndarray:
-    """Return the labels of each image as a row: `[N, L]`, of `[N]` or `[N, L]`; N may be 0."""
+    """Return the labels as rows `[N, L]`, from `[N]` or `[N, L]`; N may be 0."""
     return labels[:, None] if labels.ndim == 1 else labels
 
 
 def correct_predictions(best: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Which predictions are among an image's labels: bool `[N, 5]`.
+    """Return which predictions are among an image's labels, bool `[N, 5]`.
 
     Args:
-        best: int64 `[N, 5]`, predicted classes of each image, the most likely first; fewer columns where
-            there are fewer classes.
+        best: int64 `[N, 5]`, predicted classes, the most likely first; fewer columns with fewer classes.
         labels: int64 `[N]` or `[N, L]`, the correct classes, padded with -1.
     """
     sets = label_sets(labels)
@@ -48,58 +45,40 @@ def correct_predictions(best: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def count_hits(best: np.ndarray, labels: np.ndarray) -> Hits:
-    """Count correct predictions; images without any label do not count.
-
-    Arguments as for `correct_predictions`.
-    """
+    """Count correct predictions, ignoring unlabelled images. Arguments as for `correct_predictions`."""
     labelled = (label_sets(labels) >= 0).any(axis=1)
     right = correct_predictions(best, labels)[labelled]
     return Hits(int(right[:, 0].sum()), int(right.any(axis=1).sum()), int(labelled.sum()))
 
 
 def count_by_class(right: np.ndarray, classes: np.ndarray, num_classes: int) -> np.ndarray:
-    """Images, top-1 and top-5 hits of every class: int64 `[K, 3]`.
+    """Return images, top-1 and top-5 hits of every class, int64 `[K, 3]`.
 
-    Args:
-        right: result of `correct_predictions`.
-        classes: int64 `[N]`, the class of each image, 0 to K - 1.
-        num_classes: K.
+    `right` is from `correct_predictions`; `classes` are int64 `[N]`, 0 to K - 1.
     """
     columns = (np.ones(len(classes), bool), right[:, 0], right.any(axis=1))
     return np.stack([np.bincount(classes[which], minlength=num_classes) for which in columns], axis=1)
 
 
 def mean_per_class(by_class: np.ndarray) -> float:
-    """Mean accuracy over the classes that have images, 0..1, each counting the same.
-
-    Args:
-        by_class: int64 `[K, 2]` or wider, images and correct predictions of each class, as from
-            `count_by_class`.
-    """
+    """Return the unweighted mean accuracy, 0..1, over the classes that have images, see `count_by_class`."""
     there = by_class[by_class[:, 0] > 0]
     return float(np.mean(there[:, 1] / there[:, 0])) if len(there) else 0.0
 
 
 def macro_f1(by_class: np.ndarray) -> float:
-    """Mean of the F1 scores of the classes that occur, as labels or predictions, 0..1; 0 if none does.
+    """Return the mean F1 score, 0..1, over the classes that occur as labels or predictions; 0 if none does.
 
     F1 of a class is 2 * correct / (images + predictions), as scikit-learn's f1_score(average="macro"). A
-    class that has images and is never predicted counts as 0, and so does one that is only predicted.
-
-    Args:
-        by_class: int64 `[K, 3]`, images, correct predictions and predictions of each class. With several
-            labels per image, an image counts for each.
+    class that is never predicted, or only predicted, counts as 0. `by_class` is int64 `[K, 3]`: images,
+    correct predictions and predictions; with several labels per image, an image counts for each.
     """
     images, correct, predicted = by_class[by_class[:, 0] + by_class[:, 2] > 0].T
     return float(np.mean(2 * correct / (images + predicted))) if len(images) else 0.0
 
 
 def class_scores(by_class: np.ndarray) -> np.ndarray:
-    """Return precision, recall and F1 of each class, float64 `[K, 3]`; NaN where the divisor is 0.
-
-    Args:
-        by_class: as for `macro_f1`.
-    """
+    """Return precision, recall and F1 per class, `[K, 3]`, NaN if the divisor is 0; see `macro_f1`."""
     images, correct, predicted = by_class.astype(np.float64).T
     divisors = np.stack([predicted, images, (images + predicted) / 2], axis=1)
     scores = np.full(divisors.shape, np.nan)
@@ -108,13 +87,9 @@ def class_scores(by_class: np.ndarray) -> np.ndarray:
 
 
 def macro_scores(by_class: np.ndarray) -> dict[str, float]:
-    """Return means over the classes that occur, as labels or predictions: `macro_precision`,
-    `macro_recall`, `f1`.
+    """Return `macro_precision`, `macro_recall` and `f1`, means over the classes that occur; see `macro_f1`.
 
     A score whose divisor is 0 counts as 0, as in scikit-learn with zero_division=0.
-
-    Args:
-        by_class: as for `macro_f1`.
     """
     occurring = by_class[by_class[:, 0] + by_class[:, 2] > 0]
     scores = np.nan_to_num(class_scores(occurring)).mean(axis=0) if len(occurring) else np.zeros(3)
@@ -123,7 +98,7 @@ def macro_scores(by_class: np.ndarray) -> dict[str, float]:
 
 
 def wilson(correct: int, total: int) -> list[float]:
-    """Return the 95 % Wilson score interval of a share of independent images: its two ends, 0..1.
+    """Return the 95 % Wilson score interval, 0..1, of a share of independent images.
 
     Source: Wilson 1927, Probable inference, the law of succession, and statistical inference
     """
@@ -137,7 +112,7 @@ def wilson(correct: int, total: int) -> list[float]:
 
 
 def t_interval(values: Sequence[float]) -> list[float]:
-    """Return the 95 % interval of the mean of two or more independent values, by Student's t: its ends."""
+    """Return the 95 % interval of the mean of two or more independent values, by Student's t."""
     from scipy.special import stdtrit
 
     half = stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(len(values))
@@ -147,8 +122,8 @@ def t_interval(values: Sequence[float]) -> list[float]:
 def bootstrap(classes: np.ndarray, answers: np.ndarray, right: np.ndarray) -> dict[str, list[float]]:
     """Return 95 % percentile intervals of `mean_per_class` and `f1` over 1,000 resamples of the images.
 
-    Images are drawn with replacement from all of them, by a fixed seed. Drawing the counts of the cells
-    (class, answer, right) from their multinomial distribution has the same law and takes less time.
+    Images are drawn with replacement, with a fixed seed. Drawing the counts of the cells (class, answer,
+    right) from their multinomial distribution is equivalent and faster.
 
     Args:
         classes: int64 `[N]`, the class of each image; N is at least 1.
@@ -161,7 +136,7 @@ def bootstrap(classes: np.ndarray, answers: np.ndarray, right: np.ndarray) -> di
     (own, answer, is_right), generator = cells, np.random.default_rng(_SEED)
     names = np.union1d(own, answer)
     of_class, of_answer = np.searchsorted(names, own), np.argsort(answer, kind="stable")
-    # Cells are in order of class; each group begins where its class does.
+    # Cells are sorted by class, so each class is one group.
     starts = np.unique(own, return_index=True)[1]
     answer_starts = np.unique(answer[of_answer], return_index=True)[1]
     kept = np.unique(of_class), np.searchsorted(names, np.unique(answer))
@@ -173,7 +148,7 @@ def bootstrap(classes: np.ndarray, answers: np.ndarray, right: np.ndarray) -> di
         correct[:, kept[0]] = np.add.reduceat(drawn * is_right, starts, axis=1)
         predicted[:, kept[1]] = np.add.reduceat(drawn[:, of_answer], answer_starts, axis=1)
         pairs = ((correct, images), (2 * correct, images + predicted))
-        with np.errstate(invalid="ignore"):  # a class that was not drawn counts for no mean
+        with np.errstate(invalid="ignore"):  # classes that were not drawn are left out of the mean
             means.append(np.stack([np.nanmean(above / below, axis=1) for above, below in pairs], axis=1))
     low, high = np.quantile(np.concatenate(means), (0.025, 0.975), axis=0)
     return {name: [float(low[n]), float(high[n])] for n, name in enumerate(("mean_per_class", "f1"))}
@@ -182,9 +157,7 @@ def bootstrap(classes: np.ndarray, answers: np.ndarray, right: np.ndarray) -> di
 def mcnemar(one: int, other: int) -> float:
     """Return the two-sided p-value of McNemar's exact test: a fair coin decides each discordant image.
 
-    Args:
-        one: images that only the first classifier gets right.
-        other: images that only the second gets right.
+    `one` and `other` count images that only the first, and only the second classifier gets right.
 
     Source: McNemar 1947, Note on the sampling error of the difference between correlated proportions
     """
@@ -196,7 +169,7 @@ def mcnemar(one: int, other: int) -> float:
 
 
 def interval_text(interval: Any) -> str:
-    """Write an interval of a share: "74.5-78.2%"; "" for anything else, as in results without one."""
+    """Format an interval of a share as "74.5-78.2%"; "" if the result has none."""
     if not isinstance(interval, list) or [type(end) for end in interval] != [float, float]:
         return ""
     low, high = (100 * end for end in interval)
@@ -204,15 +177,9 @@ def interval_text(interval: Any) -> str:
 
 
 def baselines(labels: np.ndarray, num_answers: int) -> dict[str, float]:
-    """Baselines for an accuracy on these images: what a constant and a random prediction would score.
+    """Return the accuracy, 0..1, of a constant prediction (`majority_class`) and a random one (`chance`).
 
-    Args:
-        labels: int64 `[N]` or `[N, L]`, the correct classes, padded with -1; images without any do not count.
-        num_answers: number of classes that can be predicted.
-
-    Returns:
-        `majority_class`: accuracy of always predicting the most frequent class; `chance`: of a random class.
-        Shares 0..1.
+    `labels` are int64 `[N]` or `[N, L]`, padded with -1; unlabelled images do not count.
     """
     sets = label_sets(labels)
     sets = sets[(sets >= 0).any(axis=1)]
@@ -227,9 +194,7 @@ def baselines(labels: np.ndarray, num_answers: int) -> dict[str, float]:
 
 
 def verdict(numbers: Mapping[str, Any]) -> str:
-    """Return the warning for an accuracy that a constant prediction reaches too; "" for a better one, or
-    without `baselines`.
-    """
+    """Return a warning if a constant prediction reaches this accuracy; "" if not, or without `baselines`."""
     accuracy, majority = numbers.get("accuracy"), numbers.get("majority_class")
     if not isinstance(accuracy, float) or not isinstance(majority, float) or accuracy > majority:
         return ""
@@ -237,18 +202,13 @@ def verdict(numbers: Mapping[str, Any]) -> str:
 
 
 def count_confusions(best: np.ndarray, classes: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return (class, predicted class, images) of every pair that occurs, in order of class and prediction.
-
-    Args:
-        best: as for `correct_predictions`.
-        classes: int64 `[N]`, the class of each image.
-    """
+    """Return (class, predicted class, images) of every pair that occurs, in that order."""
     pairs, counts = np.unique(np.stack([classes, best[:, 0]], axis=1), axis=0, return_counts=True)
     return [(int(own), int(answer), int(count)) for (own, answer), count in zip(pairs, counts, strict=True)]
 
 
 def padded_sets(sets: Sequence[Sequence[int]]) -> np.ndarray:
-    """Label sets of any length as int64 `[N, L]`, padded with -1."""
+    """Return label sets of any length as int64 `[N, L]`, padded with -1."""
     width = max(1, max(map(len, sets), default=1))
     return np.array([[*labels, *[-1] * (width - len(labels))] for labels in sets], np.int64).reshape(
         -1, width
@@ -256,11 +216,10 @@ def padded_sets(sets: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def average_precisions(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Average precision of each class, float64 `[K]`, NaN for classes without images; as scikit-learn's.
+    """Return each class's average precision, float64 `[K]`, as scikit-learn's; NaN for classes without
+    images.
 
-    Args:
-        scores: `[N, K]`, the higher the more likely.
-        truth: bool `[N, K]`.
+    `scores` are `[N, K]`, the higher the more likely; `truth` is bool `[N, K]`.
     """
     found = np.full(scores.shape[1], np.nan)
     for label in np.flatnonzero(truth.any(axis=0)):
@@ -270,9 +229,7 @@ def average_precisions(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def best_thresholds(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Return for each class the score from which predicting it gives the best F1, float64 `[K]`; of equal F1
-    the highest score, 0.5 for classes without images. Arguments as for `average_precisions`.
-    """
+    """Return each class's threshold `[K]` with the best F1, the highest of ties; 0.5 without images."""
     found = np.full(scores.shape[1], 0.5)
     for label in np.flatnonzero(truth.any(axis=0)):
         values, ends, correct = _at_thresholds(scores[:, label], truth[:, label])
@@ -281,14 +238,10 @@ def best_thresholds(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def label_set_scores(scores: np.ndarray, truth: np.ndarray, thresholds: np.ndarray) -> dict[str, float]:
-    """Return the metrics of `OF_LABEL_SETS`, 0..1.
+    """Return the metrics of `OF_LABEL_SETS`, 0..1, where a class is predicted from its threshold `[K]` on.
 
-    `map` is the mean over the classes that have images, `f1` is `macro_f1`, micro F1 and subset accuracy are
-    over all classes. As scikit-learn's average_precision_score, f1_score and accuracy_score on these classes.
-
-    Args:
-        scores, truth: as for `average_precisions`.
-        thresholds: `[K]`; a class is predicted from this score on.
+    `map` is the mean over the classes that have images, `f1` is `macro_f1`, micro F1 and subset accuracy
+    cover all classes. They equal scikit-learn's average_precision_score, f1_score and accuracy_score.
     """
     predicted = scores >= thresholds
     return {name: float(metric.of(scores, truth, predicted)) for name, metric in OF_LABEL_SETS.items()}
@@ -311,9 +264,7 @@ def _subset_accuracy(_: np.ndarray, truth: np.ndarray, predicted: np.ndarray) ->
 
 
 def _at_thresholds(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each different score `[T]`, falling, how many images have it or more, and how many of those are
-    of the class.
-    """
+    """Return the distinct scores `[T]`, falling, with the images and the class's images at or above each."""
     order = np.argsort(-scores, kind="stable")
     falling = scores[order]
     last = np.flatnonzero(np.diff(falling, append=-np.inf))
@@ -321,12 +272,9 @@ def _at_thresholds(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, n
 
 
 class Metric(NamedTuple):
-    """A number that results and logs have beside the accuracy, 0..1.
+    """A metric in results and logs in addition to accuracy, 0..1: its English name and function.
 
-    Args:
-        words: its name in English.
-        of: computes it; see the tables below.
-        single_labels: it needs one label per image.
+    `single_labels`: it needs one label per image.
     """
 
     words: str
@@ -334,13 +282,13 @@ class Metric(NamedTuple):
     single_labels: bool = False
 
 
-# Of images, correct predictions and predictions of each class, int64 [K, 3]. evaluation.metric chooses one.
+# From images, correct predictions and predictions per class, int64 [K, 3]; evaluation.metric chooses one.
 MEANS = {
     "mean_per_class": Metric("mean accuracy per class", mean_per_class),
     "f1": Metric("macro F1", macro_f1, single_labels=True),
 }
-METRICS = {"accuracy": "accuracy"} | {name: metric.words for name, metric in MEANS.items()}  # in words
-# Of images with several labels each: scores [N, K], labels and predictions, bool [N, K].
+METRICS = {"accuracy": "accuracy"} | {name: metric.words for name, metric in MEANS.items()}  # -> English name
+# For images with several labels: from scores [N, K], and labels and predictions, bool [N, K].
 OF_LABEL_SETS = {
     "map": Metric("mean average precision", _mean_precision),
     "micro_f1": Metric("micro F1", _micro_f1),

@@ -1,4 +1,4 @@
-"""Optimizers, their groups of parameters and named state, exact clipping, and averaged weights."""
+"""Optimizers, their parameter groups and named state, exact clipping, and averaged weights."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,8 +22,7 @@ Groups = list[dict[str, Any]]
 
 
 def build_optimizer(model: nn.Module, chosen: Section) -> Optimizer:
-    """Build the optimizer of [optimizer] over every trained parameter, biases and norms too, as the authors
-    did.
+    """Build the optimizer of [optimizer] over every trained parameter, including biases and norms.
 
     The learning rate is set before each step. Adam's decay is decoupled: p -= lr * weight_decay * p. SGD's is
     coupled: gradient += weight_decay * p, before the momentum.
@@ -35,9 +34,9 @@ def build_optimizer(model: nn.Module, chosen: Section) -> Optimizer:
 
 
 def parameter_groups(model: nn.Module, chosen: Section) -> Groups:
-    """Return a group for each pair of `scale`, which the learning rate is multiplied by, and `weight_decay`.
+    """Return a group for each `scale` (factor of the learning rate) and `weight_decay`.
 
-    With [optimizer] as the paper has it, that is one group of all trained parameters in their order.
+    With the paper's [optimizer], that is one group of all trained parameters in their order.
 
     Source: BEiT and MAE (layer_decay), timm's param_groups_layer_decay
     """
@@ -46,7 +45,7 @@ def parameter_groups(model: nn.Module, chosen: Section) -> Groups:
         every = list(trainable(model).values())
         return [{"params": every, "scale": 1.0, "weight_decay": chosen.weight_decay}]
     depth = num_blocks([name for name, _ in model.named_parameters()])
-    # A norm behind the pooling counts to the head by either numbering.
+    # A norm after the pooling belongs to the head in either numbering.
     pooled = getattr(getattr(model, "config", None), "norm_at", "") == "pooled"
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in trainable(model).items():
@@ -62,13 +61,12 @@ def parameter_groups(model: nn.Module, chosen: Section) -> Groups:
 
 
 def adam(groups: Groups, chosen: Section) -> Optimizer:
-    """Return torch's AdamW."""
     betas, decay = (chosen.beta1, chosen.beta2), chosen.weight_decay
     return EagerAdamW(groups, lr=0.0, betas=betas, eps=chosen.eps, weight_decay=decay, fused=True)
 
 
 def momentum_sgd(groups: Groups, chosen: Section) -> Optimizer:
-    """Return torch's SGD with momentum buffers: torch leaves them undefined if the first step is skipped."""
+    """Return torch's SGD with momentum buffers, which torch leaves undefined if the first step is skipped."""
     optimizer = ShardableSGD(
         groups, lr=0.0, momentum=chosen.momentum, weight_decay=chosen.weight_decay, fused=True
     )
@@ -78,32 +76,25 @@ def momentum_sgd(groups: Groups, chosen: Section) -> Optimizer:
 
 
 def lamb(groups: Groups, chosen: Section) -> Optimizer:
-    """Return LAMB."""
     return Lamb(groups, {"lr": 0.0, "betas": (chosen.beta1, chosen.beta2), "eps": chosen.eps})
 
 
 class _Eager(Optimizer):
-    """An optimizer that is never compiled.
-
-    Torch decorates these methods for its compiler, and the decorators import it: a second before the first
-    step.
-    """
+    """An optimizer that is never compiled: torch's decorators import its compiler, for a second."""
 
     add_param_group = unwrap(Optimizer.add_param_group)
     zero_grad = unwrap(Optimizer.zero_grad)
 
 
 class EagerAdamW(_Eager, AdamW):
-    """Torch's AdamW."""
-
     step = torch.no_grad()(unwrap(AdamW.step))
 
 
 class Lamb(_Eager):
-    """Adam whose update of each tensor, weight decay included, is scaled to the norm of that tensor.
+    """Adam whose update of each tensor, weight decay included, is scaled to the tensor's norm.
 
-    The norms are of whole tensors, also where they are sharded. Without weight decay a tensor is updated as
-    by Adam. The gradient is clipped by optimizer.clip_norm alone; the update takes the gradient's memory.
+    Norms are of full tensors, even if these are sharded. Without weight decay a tensor is updated as by Adam.
+    The gradient is clipped by optimizer.clip_norm alone; the update reuses the gradient's memory.
 
     Source: You et al. 2020, Algorithm 2; timm's Lamb, which DeiT III uses
     """
@@ -121,7 +112,6 @@ class Lamb(_Eager):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # noqa: ARG002 - there is none
-        """Step with the learning rate of each group, or change nothing; see `take_step`."""
         for group in self.param_groups:
             held = [p for p in group["params"] if p.grad is not None]
             for parameter in held:
@@ -137,7 +127,7 @@ class Lamb(_Eager):
                 local(parameter).add_(local(update), alpha=-group["lr"])
 
     def _to_update(self, parameter: Any, group: dict[str, Any]) -> None:
-        """Replace a gradient by Adam's update plus weight decay, or by zeros where the step is skipped."""
+        """Replace a gradient by Adam's update plus weight decay, or by zeros if the step is skipped."""
         state, gradient = self.state[parameter], local(parameter.grad)
         first, second = local(state["exp_avg"]), local(state["exp_avg_sq"])
         skipped = self.found_inf.bool()
@@ -157,11 +147,10 @@ class Lamb(_Eager):
 
 
 class ShardableSGD(_Eager, SGD):
-    """SGD on what this process holds of each parameter: torch's fused kernel takes no sharded ones."""
+    """SGD on this process's part of each parameter, because torch's fused kernel rejects sharded ones."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # noqa: ARG002 - there is none
-        """Step with the learning rate of each group, or change nothing; see `take_step`."""
         for group in self.param_groups:
             held = [p for p in group["params"] if p.grad is not None]
             sgd(
@@ -180,10 +169,8 @@ class ShardableSGD(_Eager, SGD):
 
 
 def take_step(optimizer: Any, is_finite: Tensor) -> None:
-    """Take a step, or change nothing where `is_finite`, a bool on the device, is false. No device
-    synchronisation.
-    """
-    optimizer.found_inf = (~is_finite).float()  # what torch's fused optimizers look for
+    """Take a step, or none if `is_finite`, a bool on the device, is false. No device synchronisation."""
+    optimizer.found_inf = (~is_finite).float()  # read by torch's fused optimizers
     optimizer.step()
 
 
@@ -194,21 +181,18 @@ def clip_gradients(
     scale: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Scale all gradients by `scale`, and then by min(1, max_norm / norm), without the small constant that
-    torch adds to the norm.
+    """Scale all gradients by `scale`, then by min(1, max_norm / norm), without torch's small constant.
 
-    If the norm is not finite, gradients are not clipped, so that one can find the cause. Nothing waits for a
-    GPU.
+    If the norm is not finite, gradients are not clipped, to keep the cause visible. No device
+    synchronisation; if parameters are sharded, all processes call this.
 
     Args:
-        parameters: with gradients; where they are sharded, all processes take part.
         max_norm: bound of the global norm; 0 only measures.
         scale: a scalar on their device; None: 1.
-        dtype: that squares are added in; None: that of the gradients.
+        dtype: for adding squares; None: that of the gradients.
 
     Returns:
-        the global norm before clipping, a scalar in float32 or wider; and the norms `[P]` of which it is the
-        norm, of each parameter that has a gradient.
+        the global norm before clipping, a scalar in float32 or wider; and the norms `[P]` of the gradients.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     each = torch.stack(_norms(gradients, dtype)) if gradients else torch.zeros(0)
@@ -219,23 +203,21 @@ def clip_gradients(
         norm, each = norm * factor, each * factor
     if max_norm:
         factor = factor * torch.where(norm.isfinite(), torch.clamp(max_norm / norm, max=1.0), 1.0)
-    # To know that the factor is 1 is free on a CPU, and would wait for a GPU.
+    # Reading the factor is free on a CPU; on a GPU it would synchronise.
     if factor.device.type != "cpu" or float(factor) != 1:
         torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
     return norm, each
 
 
 def _norms(gradients: list[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
-    """As `torch.nn.utils.get_total_norm` computes them, with the same bits, unless they are computed in
-    another type.
-    """
+    """Return the norms, bit for bit those of `torch.nn.utils.get_total_norm` unless `dtype` differs."""
     if any(map(is_part, gradients)):
         return [torch.linalg.vector_norm(gradient) for gradient in gradients]
     return list(torch._foreach_norm(gradients, 2, dtype=dtype))
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer's state as "slot/parameter name" -> tensor, sharded where the parameter is."""
+    """Return the optimizer's state as "slot/parameter name" -> tensor, sharded if the parameter is."""
     names = trained_names(optimizer, model)
     return {
         f"{slot}/{name}": value
@@ -246,11 +228,7 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
 
 
 def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load what `optimizer_tensors` returned.
-
-    Raises:
-        CheckpointError: the tensors belong to another model.
-    """
+    """Load the result of `optimizer_tensors`; raise CheckpointError if it is another model's."""
     by_name: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         slot, name = key.split("/", 1)
@@ -269,28 +247,23 @@ def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapp
 
 
 def trained_names(optimizer: Optimizer, model: nn.Module) -> dict[nn.Parameter, str]:
-    """Return the names of the parameters that an optimizer updates."""
     known = {one: name for name, one in model.named_parameters()}
     return {p: known[p] for group in optimizer.param_groups for p in group["params"]}
 
 
 class Average:
-    """ema = decay * ema + (1 - decay) * weights, after each step, for every trained parameter.
+    """Average of every trained parameter: ema = decay * ema + (1 - decay) * weights, after each step.
 
-    The start weights keep a share of decay ** steps. With `debias` they are left out, and the other shares
-    are rescaled to sum to 1: the weights after the first step are the first average.
-
-    Args:
-        model: its weights are the first average.
-        decay: in [0, 1).
-        debias: leave the start weights out.
+    The model's weights are the first average, and keep a share of decay ** steps. With `debias` they are
+    left out, and the other shares are rescaled to sum to 1: the weights after the first step are the first
+    average.
 
     Paper: Section 4.1 (0.9999 for the runs at 512 and 518).
     """
 
     def __init__(self, model: nn.Module, decay: float, *, debias: bool = False) -> None:
         self.decay, self.debias = decay, debias
-        # whether `averaged` has exchanged the weights of the model and the averages, or some of them
+        # whether `averaged` has exchanged any weights of the model and averages
         self.is_swapped = False
         self.tensors = {name: p.detach().clone() for name, p in trainable(model).items()}
         first = local(next(iter(self.tensors.values())))
@@ -298,12 +271,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, model: nn.Module, is_finite: Tensor) -> None:
-        """One step, after the optimizer's. Nothing waits for the device.
-
-        Args:
-            model: with the new weights.
-            is_finite: bool, a scalar; false: the optimizer skipped its step, and so does this.
-        """
+        """Update after an optimizer step, unless that was skipped. No device synchronisation."""
         self.updates += is_finite
         share = torch.full_like(self.updates, 1.0 - self.decay)
         if self.debias:
@@ -314,7 +282,6 @@ class Average:
         torch._foreach_lerp_(own, weights, [taken] * len(own))
 
     def load(self, tensors: dict[str, Tensor], updates: int) -> None:
-        """Continue from saved averages after `updates` updates."""
         self.updates.fill_(updates)
         for name, own in self.tensors.items():
             if name in tensors:
@@ -337,7 +304,7 @@ def averaged(model: nn.Module, average: Average | None) -> Iterator[None]:
 
 @torch.no_grad()
 def _swap(model: nn.Module, average: Average | None) -> None:
-    """In place, because sharded parameters are views of memory that FSDP refers to as well."""
+    """Swap in place, because sharded parameters are views of memory that FSDP references too."""
     for name, parameter in trainable(model).items() if average is not None else ():
         assert average is not None
         own, other = local(parameter.data), local(average.tensors[name])

@@ -14,7 +14,7 @@ from vitctl.system.screen import above_view
 from vitctl.system.text import one_line
 
 RESUMABLE = 3
-# Launchers forward a signal that the processes have already received.
+# Launchers forward signals that the processes have already received.
 ECHO_SECONDS = 1.0
 AT_ONCE = "stopped at once; what was saved is complete"
 _END = b"\0"  # no signal has this number
@@ -28,10 +28,10 @@ class Stopped(Exception):  # noqa: N818 - not a failure
 class StopFlag:
     """Remembers the first signal.
 
-    `save_alone` saves a training without the other processes, in another thread, and returns why it could
-    not, or "". `given_up` says that this is being done, since another process does not answer. `give_up` ends
-    a wait of the main thread for images; `reason` is what it waited for. `outage` stops the run like a
-    signal: why images could not be fetched, as long as they were waited for.
+    `save_alone` saves a training in another thread without the other processes, and returns the problem or
+    "". `given_up` says that this is happening, because another process does not answer. `give_up` ends the
+    main thread's wait for images; `reason` is what it waited for. `outage` stops the run like a signal:
+    why images could not be fetched in time.
     """
 
     def __init__(self) -> None:
@@ -53,17 +53,15 @@ class StopFlag:
         return self.signal is not None or bool(self.outage)
 
     def check(self) -> None:
-        """Raise Stopped if this process should stop."""
         if self.raised:
             raise Stopped
 
     def miss_images(self, reason: str) -> None:
-        """Stop the run like a signal, because images cannot be fetched."""
         self.outage = reason
 
     @contextmanager
     def rescued_by(self, save_alone: Callable[[], str]) -> Iterator[None]:
-        """Within the block another thread may save the training so."""
+        """Within the block another thread may save the training with `save_alone`."""
         self.save_alone = save_alone
         try:
             yield
@@ -71,11 +69,11 @@ class StopFlag:
             self.save_alone = None
 
     def raise_(self, number: int, _frame: FrameType | None = None) -> None:
-        """The signal handler. It prints a message at once, since the current step may take a while."""
+        """Handle a signal. Print a message at once, since the current step may take a while."""
         if self.reason:
             if HERE.images_since is not None:
                 raise Stopped
-            self.reason = ""  # the images have come
+            self.reason = ""  # the images have arrived
         elif next(self._calls) == 0:
             self.since, self.signal = time.monotonic(), signal.Signals(number)
             say(
@@ -84,10 +82,7 @@ class StopFlag:
             )
 
     def give_up(self, reason: str) -> None:
-        """Raise Stopped in the main thread while it waits for images, in whichever library that is.
-
-        Called by another thread.
-        """
+        """Raise Stopped in the main thread while any library waits for images; called by another thread."""
         self.reason = reason
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
 
@@ -96,13 +91,9 @@ class StopFlag:
 def stop_on_signals(echo_seconds: float = 0.0, *, ignore_afterwards: bool = False) -> Iterator[StopFlag]:
     """Within the block the signals that would end the process set the flag instead.
 
-    A second signal ends the process at once with code 3, even while a library blocks the main thread: the
-    files on disk are consistent at any moment.
-
-    Args:
-        echo_seconds: time after the first signal in which further ones count as its echo.
-        ignore_afterwards: ignore signals after the block, while the process exits: a late signal must not
-            turn it into a failure.
+    A second signal, later than `echo_seconds` after the first, ends the process at once with code 3, even
+    while a library blocks the main thread: the files on disk are always consistent. `ignore_afterwards`
+    ignores signals after the block, so that a late one cannot turn a clean exit into a failure.
     """
     flag = StopFlag()
     read, write = os.pipe()
@@ -121,10 +112,7 @@ def stop_on_signals(echo_seconds: float = 0.0, *, ignore_afterwards: bool = Fals
 
 
 def _watch_signals(flag: StopFlag, read: int, echo_seconds: float) -> None:
-    """Set the flag even while a library blocks the main thread, and exit on a second signal.
-
-    The interpreter writes the numbers of signals into a pipe the moment they arrive.
-    """
+    """Set the flag even while a library blocks the main thread, and exit on a second signal."""
     first = 0.0
     while (number := os.read(read, 1)) not in (_END, b""):
         if number[0] == signal.SIGUSR2 and flag.reason:
@@ -140,11 +128,9 @@ def _watch_signals(flag: StopFlag, read: int, echo_seconds: float) -> None:
 
 
 def exit_on_signals(*, while_waiting: bool = False) -> None:
-    """From here on a signal ends the process with code 3: during start-up there is nothing to save.
+    """Exit with code 3 on any signal from here on: during start-up there is nothing to save.
 
-    Args:
-        while_waiting: also while a library blocks the main thread, for example in the rendezvous with other
-            processes.
+    With `while_waiting` also while a library blocks the main thread, for example in the rendezvous.
     """
     if while_waiting:
         read, write = os.pipe()
@@ -163,9 +149,7 @@ def ignore_signals() -> None:
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """Within the block the first signal raises KeyboardInterrupt, as Ctrl-C does; a second one ends the
-    process at once.
-    """
+    """Within the block the first signal raises KeyboardInterrupt, as Ctrl-C does; a second one exits."""
     came: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -180,12 +164,7 @@ def interrupt_on_signals() -> Iterator[None]:
 
 
 def say(text: str, file: int = 2) -> None:
-    """Print a line from a signal handler, where Python's streams must not be used; see `above_view`.
-
-    Args:
-        text: the line.
-        file: descriptor of standard error, or of its replacement.
-    """
+    """Print a line to descriptor `file` from a signal handler, where Python's streams must not be used."""
     with suppress(OSError):
         line = f"vitctl: {one_line(text)}"
         os.write(file, (above_view(line) if os.isatty(file) else f"{line}\n").encode())
@@ -198,7 +177,7 @@ def _exit_on_first_signal(read: int) -> None:
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Replaces the default action of the signal, which would end the process."""
+    """Replace the signal's default action, which would end the process."""
 
 
 def _exit(_number: int, _frame: FrameType | None) -> None:

@@ -20,8 +20,8 @@ from vitctl.engine.schedule import lr_at
 C_GRID = tuple(torch.logspace(-6, 5, 45, dtype=torch.float64).tolist())
 _QUERIES, _STORED = 2**10, 2**15  # test and training images at a time
 _STEPS, _HISTORY = 1000, 20
-# Of the gradient and of the loss, where L-BFGS ends. Rough is enough to choose C: on the sets of
-# benchmarks/results/probe.md no number of correct answers differs, in 0.11 to 0.6 of the time.
+# L-BFGS's tolerances of gradient and loss. Rough is enough to choose C: on the data sets of
+# benchmarks/results/probe.md the numbers of correct answers are equal, in 0.11 to 0.6 of the time.
 _EXACT, _ROUGH = (1e-12, 0.0), (1e-7, 1e-15)
 
 
@@ -31,20 +31,18 @@ def chunk_bytes(width: int, dtype: torch.dtype) -> int:
 
 
 def logistic_bytes(num_images: int, width: int, num_classes: int) -> int:
-    """Return the memory of `logistic`: features in float64, and while they are centred a copy, later the
-    scores with their gradients; and L-BFGS's history, with the layers of a line search.
-    """
+    """Return the memory of `logistic`: features, a copy of them or scores and gradients, and L-BFGS."""
     features, scores = (8 * num_images * each for each in (width, num_classes))
     return features + max(features, 3 * scores) + (2 * _HISTORY + 10) * 8 * (width + 1) * num_classes
 
 
 def answer_bytes(num_images: int, width: int, num_classes: int) -> int:
-    """Return the memory of the largest chunk of `predicted`: images, scores, and scores in order."""
+    """Return the memory of the largest chunk of `predicted`: images, scores, and sorted scores."""
     return 8 * min(num_images, _STORED) * (width + 3 * num_classes)
 
 
 def share_of(num_images: int, num_processes: int) -> int:
-    """Return how many training images a process of `nearest` holds, other than the main one, at most."""
+    """Return how many training images a process other than the main one holds at most in `nearest`."""
     chunks = -(-num_images // _STORED)
     return min(-(-(chunks - 1) // num_processes) * _STORED, max(0, num_images - _STORED))
 
@@ -52,18 +50,11 @@ def share_of(num_images: int, num_processes: int) -> int:
 def nearest(
     train: Tensor, test: Tensor, k: int, *, dtype: torch.dtype, runtime: Runtime
 ) -> tuple[Tensor, Tensor]:
-    """Return cosine similarity and position of the k nearest training images of each test image, [M, k] each,
-    on the main process.
+    """Return similarity and position of the k nearest training images, [M, k] each, on the main process.
 
-    The nearest come first; of equal similarities the lower position. Every process holds its share of the
-    chunks of training images; test images come to it a chunk at a time.
-
-    Args:
-        train: [N, R], N >= k; on the meta device of processes other than the main one.
-        test: [M, R], likewise.
-        k: neighbours.
-        dtype: of the products.
-        runtime: this process among its peers, and the device of the products.
+    Similarity is the cosine, computed in `dtype`. The nearest come first; ties go to the lower position. Each
+    process holds its share of the chunks of training images, and gets the test images chunk by chunk. `train`
+    [N, R], N >= k, and `test` [M, R] are meta tensors on processes other than the main one.
     """
     device = runtime.device
     values, places = (torch.empty(len(test), k, dtype=kind) for kind in (dtype, torch.int64))
@@ -71,7 +62,7 @@ def nearest(
     own = {number: part for number, part in shared if number % runtime.num_processes == runtime.rank}
     for first, queries in enumerate(torch.split(test, _QUERIES)):
         unit = F.normalize(runtime.share(queries).to(device, dtype), dim=1)
-        # Of a process with fewer than k images the rest is further away than any image.
+        # A process with fewer than k images pads with neighbours farther than any image.
         best = torch.full((len(unit), k), -torch.inf, dtype=dtype, device=device)
         at = torch.full((len(unit), k), len(train), device=device)
         for number, stored in own.items():
@@ -85,20 +76,20 @@ def nearest(
 
 
 def _merged(values: Sequence[Tensor], places: Sequence[Tensor], k: int) -> tuple[Tensor, Tensor]:
-    """Return the k highest values of each row and their places; of equal values the lower place first."""
+    """Return the k highest values of each row and their places; ties: the lower place first."""
     at, order = torch.cat([*places], 1).sort(dim=1)
     near, by_value = torch.cat([*values], 1).gather(1, order).sort(dim=1, descending=True, stable=True)
     return near[:, :k], at.gather(1, by_value)[:, :k]
 
 
 def _highest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k highest values of each row and their columns; of equal values the lower column first."""
+    """Return the k highest values of each row and their columns; ties: the lower column first."""
     k = min(k, rows.shape[1])
     values, columns = rows.topk(k, dim=1)
     columns, order = columns.sort(dim=1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
     columns = columns.gather(1, order)
-    tied = (rows >= values[:, -1:]).sum(dim=1) > k  # topk takes any of the equal ones
+    tied = (rows >= values[:, -1:]).sum(dim=1) > k  # topk picks any of equal values
     if tied.any():
         every, of_row = rows[tied].sort(dim=1, descending=True, stable=True)
         values[tied], columns[tied] = every[:, :k], of_row[:, :k]
@@ -108,17 +99,10 @@ def _highest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def vote(
     similarities: Tensor, labels: Tensor, ks: Sequence[int], *, num_classes: int, temperature: float
 ) -> dict[int, Tensor]:
-    """Return the class [M] of each test image for each number of neighbours.
+    """Return the class [M] of each test image for each number of neighbours in `ks`, at most k.
 
-    Each neighbour votes for its class with softmax(similarity / temperature); of equal votes the lower class
-    wins.
-
-    Args:
-        similarities: [M, k] of the nearest, the highest first.
-        labels: [M, k] of the same neighbours.
-        ks: numbers of neighbours, at most k.
-        num_classes: K.
-        temperature: 0.07 in DINO.
+    Each neighbour votes for its class with softmax(similarity / temperature); ties go to the lower class.
+    `similarities` and `labels` are [M, k], the nearest first. Temperature is 0.07 in DINO.
     """
     weights = (similarities.double() / temperature).softmax(dim=1)
     chosen: dict[int, list[Tensor]] = {k: [] for k in ks}
@@ -139,21 +123,14 @@ def logistic(
     start: Tensor | None = None,
     rough: bool = False,
 ) -> Tensor:
-    """Return weights and bias [R + 1, K], float64, of multinomial logistic regression by L-BFGS.
+    """Return weights and bias [R + 1, K], float64, of multinomial logistic regression by L-BFGS on [N, R].
 
-    They minimise C times the sum of cross-entropies plus half the squared weights; the bias is free.
-
-    Args:
-        train: [N, R].
-        labels: [N] integers.
-        c: the inverse of the regulariser, not divided by N.
-        num_classes: K.
-        start: [R + 1, K] to start from; None: zeros.
-        rough: stop earlier, to compare values of `c`.
+    They minimise C times the sum of cross-entropies plus half the squared weights; the bias is free. C is not
+    divided by N. `start` is [R + 1, K], by default zeros. `rough` stops earlier, to compare values of C.
     """
     x, width = train.double(), train.shape[1]
-    # Solved for centred features of unit scale: others may need very many steps. The minimum is the same, as
-    # the free bias takes the centre, and the weights in the regulariser are divided by the scale.
+    # Solved for centred features of unit scale, since others may need very many steps. The minimum is the
+    # same: the free bias absorbs the centre, and the regulariser divides the weights by the scale.
     centre = x.mean(dim=0)
     x = x - centre  # not in place: `train` may be float64 already
     scale = x.square().mean().sqrt().clamp(min=1e-300).item()
@@ -189,7 +166,7 @@ def logistic(
 
 
 def drawn(seed: int, num_images: int, batch_size: int, step: int) -> Tensor:
-    """Return the positions of the images of a step, [B]: of consecutive permutations of all, by the seed."""
+    """Return the image positions of a step, [B], from successive permutations seeded by `seed`."""
     places = range(step * batch_size, (step + 1) * batch_size)
     epochs = range(places[0] // num_images, places[-1] // num_images + 1)
     order = np.concatenate([_order(seed, num_images, epoch) for epoch in epochs])
@@ -216,22 +193,17 @@ def linear(
     device: torch.device,
     inputs: Sequence[slice] = (slice(None),),
 ) -> list[Tensor]:
-    """Return weights and bias [L, R_i + 1, K] on the CPU for each input: one layer per learning rate, all
-    trained side by side with SGD and a cosine schedule to 0, without weight decay.
+    """Train one linear layer per input and learning rate by SGD; return [L, R_i + 1, K] for each input, on
+    the CPU.
 
-    Weights start from a normal distribution of deviation 0.01, the same for each rate; biases from 0.
+    All layers are trained together, with a cosine schedule to 0, without weight decay. Weights start from a
+    normal distribution of deviation 0.01, the same for each rate; biases from 0.
 
     Args:
-        train: [N, R].
-        labels: [N] integers.
-        lrs: L first learning rates.
-        num_classes: K.
-        batches: positions of the images, [B], of at most `steps` steps.
-        steps: length of the schedule.
-        seed: of the start.
+        lrs: L initial learning rates.
+        batches: image positions, [B], of at most `steps` steps.
         momentum: 0.9 in DINOv2.
-        dtype, device: of the training.
-        inputs: features that the layers of each group read; R_i of them.
+        inputs: features of `train` [N, R] that the layers of each group read; R_i of them.
 
     Source: DINOv2 (code)
     """
@@ -254,7 +226,7 @@ def linear(
 
 
 def predicted(images: Tensor, made: Tensor) -> Tensor:
-    """Return the class [M] of representations [M, R] by a layer [R + 1, K]; of equal scores the lower."""
+    """Return the class [M] of representations [M, R] by a layer [R + 1, K]; ties go to the lower class."""
     weights, biases = made[:-1].double(), made[-1].double()
     return torch.cat(
         [most_likely(some.double() @ weights + biases, 1)[:, 0] for some in torch.split(images, _STORED)]

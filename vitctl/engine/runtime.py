@@ -1,5 +1,4 @@
-"""One process among its peers: joining, messages, device, precision, batches sent to a GPU, and experiment
-trackers."""
+"""Distributed runtime: joining, collectives, device, precision, batch transfer to a GPU, and trackers."""
 
 import hashlib
 import json
@@ -37,27 +36,23 @@ from vitctl.system.process import HERE, forget_ranks, keep_freed_memory, usable_
 from vitctl.system.screen import aloud, stay_silent
 from vitctl.system.text import count_text, one_line
 
-_cuda: Any = torch.cuda  # not all of it has types
+_cuda: Any = torch.cuda  # only partly typed
 
 
 @dataclass(frozen=True)
 class SentBatch(Batch):
-    """A batch whose numbers are on the device as well, until the next one is asked for; what is on the host
-    stays as it was.
-    """
+    """A batch with a copy on the device, `on_device`, which is valid until the next batch is requested."""
 
     on_device: Batch | None = None
 
 
 def given(batch: Batch) -> Batch:
-    """Return the batch as a network is given it: its images, labels and weights on the device, where a
-    `Transfer` has sent them there.
-    """
+    """Return the batch to feed to a network: the copy on the device if a `Transfer` made one."""
     return (isinstance(batch, SentBatch) and batch.on_device) or batch
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a small tensor of the host on the device, copied without waiting for the device."""
+    """Return a small tensor on the device; a copy to a GPU does not block the host."""
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -65,7 +60,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 @dataclass(eq=False)
 class _Buffer:
-    """Memory of a batch on the device, and the events after which it may be read, and written again."""
+    """Device memory for one batch, with the events after which it may be read and overwritten."""
 
     tensors: list[Tensor]
     free: Any
@@ -73,11 +68,9 @@ class _Buffer:
 
 
 class Transfer:
-    """Sends batches to a device ahead of their use; kept by a loop, because its two buffers are.
+    """Copies batches to a device ahead of their use. Keep one per loop: its two buffers are reused.
 
-    Args:
-        device: that computes.
-        copies: whether there is anything to copy; None: unless the CPU computes.
+    `copies` defaults to whether the device is a GPU.
     """
 
     def __init__(self, device: torch.device, *, copies: bool | None = None) -> None:
@@ -85,13 +78,13 @@ class Transfer:
         self._copies = device.type == "cuda" if copies is None else copies
         self._stream: Any = None
         self._buffers: dict[tuple[Any, ...], deque[_Buffer]] = {}
-        self._taken: list[_Buffer] = []  # sent, and not free again
+        self._taken: list[_Buffer] = []  # sent and still in use
 
     @contextmanager
     def ahead(self, batches: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
-        """Within the block an iterator over the batches, each on the device when it comes; see `given`.
+        """Within the block, iterate over the batches, each with a copy on the device; see `given`.
 
-        One batch is taken from `batches` before it is asked for. The block may end before the last batch.
+        One batch is read ahead from `batches`. The block may end before the last batch.
         """
         if not self._copies:
             yield iter(batches)
@@ -139,10 +132,7 @@ class Transfer:
         return SentBatch(**vars(batch), on_device=on_device), buffer
 
     def _buffer(self, tensors: list[Tensor]) -> _Buffer:
-        """Return the one of two for batches of these shapes that was used longest ago.
-
-        Its memory belongs to the computing stream.
-        """
+        """Return the least recently used of the two buffers for this shape, owned by the computing stream."""
         if self._stream is None:
             self._stream = _cuda.Stream(self._device)
         key = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
@@ -165,10 +155,10 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 JOIN_SECONDS, CHECK_SECONDS, FIRST_NCCL_SECONDS = 600.0, 5.0, 60.0
-SAY_SECONDS = 4.0  # of the rendezvous, until each process says that it waits
+SAY_SECONDS = 4.0  # into the rendezvous, before each process says that it is waiting
 _RECORDED = 2000  # operations that NCCL's flight recorder keeps
 TEXT_BYTES = 2000
-_GPUS = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")  # of those that a batch system gives
+_GPUS = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")  # as set by batch systems
 _NO_GPUS = ("", "-1", "NoDevFiles")
 
 
@@ -182,11 +172,10 @@ def join(
     """Join the other processes at MASTER_ADDR:MASTER_PORT, unless this process has joined already.
 
     Args:
-        cpu: compute on the CPU even where there are GPUs.
         seconds: timeout of the rendezvous.
         group_seconds: timeout of each later operation.
-        recording: start of the name of the file, which ends with the rank, that NCCL's flight recorder writes
-            when an operation times out; None: where torch writes it by default.
+        recording: path prefix, completed by the rank, of the dump that NCCL's flight recorder writes when an
+            operation times out; None: torch's default.
 
     Raises:
         LaunchError: not all processes joined.
@@ -195,7 +184,7 @@ def join(
         return
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     if not cpu:
-        # A batch system may show each process one GPU: index 0 for all of them.
+        # A batch system may show each process a single GPU, which has index 0 in all of them.
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % max(1, torch.cuda.device_count()))
     if recording is not None:
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_RECORDED))
@@ -232,26 +221,25 @@ def join(
 
 
 def _store_outlives_processes() -> bool:
-    """Return whether torchrun keeps the store of the rendezvous when it restarts the processes.
+    """Return whether torchrun keeps the rendezvous store across restarts, whose stale addresses would hang.
 
-    They would read the addresses of the earlier processes, and wait for ever or be refused. On one machine
-    the number of restarts serves as a prefix; with several, each torchrun has its own count.
+    On one machine the restart count serves as a prefix; on several, each torchrun has a different count.
     """
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return kept and os.environ.get("GROUP_WORLD_SIZE") == "1" and "TORCHELASTIC_RESTART_COUNT" in os.environ
 
 
 def check_all_reduce(*, cpu: bool, seconds: float = CHECK_SECONDS) -> None:
-    """Sum one number over all processes: a network problem shows here, and not in the first update.
+    """Sum one number over all processes, so that a network problem shows before the first update.
 
     Raises:
-        LaunchError: there was no result in time, or a wrong one.
+        LaunchError: the sum timed out or is wrong.
     """
     total = torch.ones(1, device="cpu" if cpu else "cuda")
     limit = seconds if cpu else FIRST_NCCL_SECONDS
     try:
         options = dist.AllreduceOptions()
-        # gloo's thread then gives up, too; at exit the process waits for it
+        # stops gloo's thread too, which the process joins at exit
         options.timeout = timedelta(seconds=limit)
         work = dist.distributed_c10d._get_default_group().allreduce([total], options)
         if cpu:
@@ -277,7 +265,7 @@ def _completes(work: dist.Work, seconds: float) -> bool:
 
 
 def broadcast_text(text: str) -> str:
-    """Return the text of rank 0, cut after 2,000 bytes, on every process."""
+    """Return rank 0's text, cut after 2,000 bytes, on every process."""
     HERE.arrive()
     said = _packed(text)
     dist.broadcast(said, src=0)
@@ -285,9 +273,7 @@ def broadcast_text(text: str) -> str:
 
 
 def gather_texts(text: str, group: dist.ProcessGroup | None = None) -> list[str]:
-    """Return the text of each process, cut after 2,000 bytes, by rank, on every process; without a process
-    group its own. A thread beside the training has its own `group`.
-    """
+    """Return each process's text by rank, cut after 2,000 bytes; background threads must pass a `group`."""
     if not dist.is_initialized():
         return [text]
     if group is None:
@@ -299,7 +285,7 @@ def gather_texts(text: str, group: dist.ProcessGroup | None = None) -> list[str]
 
 
 def new_group(count: int) -> Any:
-    """Return a group of the first processes for a thread beside the training; all call this together."""
+    """Return a gloo group of the first `count` ranks for a background thread; every process calls this."""
     return dist.new_group(list(range(count)), timeout=timedelta(days=1), backend="gloo")
 
 
@@ -314,9 +300,9 @@ def _unpacked(said: torch.Tensor) -> str:
 
 @contextmanager
 def raised_on_all() -> Iterator[None]:
-    """Within the block a CheckpointError of any process is raised on all; that of the lowest rank counts.
+    """Within the block, re-raise a CheckpointError of any process on all; the lowest rank's takes precedence.
 
-    All processes must enter it together.
+    All processes must enter the block together.
     """
     problem = ""
     try:
@@ -329,11 +315,9 @@ def raised_on_all() -> Iterator[None]:
 
 
 def check_same(facts: Mapping[str, str], fix: str) -> None:
-    """Compare the facts of each process with those of rank 0, and end all processes where they differ.
+    """Check that the facts of all processes equal those of rank 0; `fix` is what the user can do.
 
-    Args:
-        facts: name for the message -> content, or a digest of it; the same names on every process.
-        fix: what the user can do.
+    `facts`: name for the message -> content, or a digest of it; the same names on every process.
 
     Raises:
         LaunchError: names the first process that differs and the facts; the same message on every process.
@@ -350,7 +334,7 @@ def check_same(facts: Mapping[str, str], fix: str) -> None:
 
 
 def node_lines(*, cpu: bool) -> list[str]:
-    """Return one line for each node: host name, ranks and device; the same on every process."""
+    """Return one line per node: host name, ranks and device; the same on every process."""
     device = (
         f"CPU, {count_text(torch.get_num_threads(), 'thread')} each" if cpu else torch.cuda.get_device_name()
     )
@@ -365,37 +349,33 @@ MIX = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class Computation:
-    """Where and how a process computes: its device, and "bf16", "float32", "tf32" or "float64"."""
+    """Device and precision of a process: "bf16", "float32", "tf32" or "float64"."""
 
     device: torch.device
     precision: str
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters: the master weights stay wide under bf16."""
+        """Type of the parameters: master weights stay float32 under bf16."""
         return torch.float64 if self.precision == "float64" else torch.float32
 
     @property
     def product_dtype(self) -> torch.dtype:
-        """That matrices are multiplied in."""
         return torch.bfloat16 if self.precision == "bf16" else self.dtype
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Forward passes outside the wrapped model's own forward run in here."""
+        """Return the context for forward passes that do not go through the wrapped model's `forward`."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
     def normaliser(self, mean: Sequence[float], std: Sequence[float]) -> "Normaliser":
-        """Return a normaliser for images of these means and deviations of the three colours, of pixels from 0
-        to 1.
-        """
+        """Return a normaliser for these means and deviations of the three colours (pixels 0..1)."""
         return Normaliser(self, mean, std)
 
 
 class Normaliser:
-    """uint8 `[B, 3, S, S]` to the device, then normalised there: (x / 255 - mean) / std.
+    """Moves uint8 images `[B, 3, S, S]` to the device and normalises them there: (x / 255 - mean) / std.
 
-    `mean` and `std` go to the device once, because a copy from ordinary memory makes the host wait for the
-    device.
+    `mean` and `std` are sent once, because a copy from pageable memory blocks the host.
     """
 
     def __init__(self, computation: Computation, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -412,28 +392,26 @@ class Normaliser:
 
 
 class Fetched:
-    """Numbers on their way from the device to the host; without anybody waiting for them yet."""
+    """Numbers that are being copied from the device to the host without blocking it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
         self._arrived: Any = None
         if tensor.device.type == "cuda":
             self._tensor = tensor.to("cpu", non_blocking=True)
-            cuda: Any = torch.cuda  # not all of it has types
+            cuda: Any = torch.cuda  # only partly typed
             self._arrived = cuda.Event()
             self._arrived.record()
 
     def wait(self) -> Tensor:
-        """The numbers, on the host; waits for all that the device was told before they were asked for, and
-        for nothing later.
-        """
+        """Return the numbers on the host, once the work queued on the device before the copy is done."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._tensor
 
 
 def moment(device: torch.device) -> Any:
-    """Return the present, or on a GPU when it has done what it was told so far, an event. Nothing waits."""
+    """Return the time, or on a GPU an event at the end of the work queued so far. Never blocks."""
     if device.type != "cuda":
         return time.perf_counter()
     event = _cuda.Event(enable_timing=True)
@@ -442,28 +420,25 @@ def moment(device: torch.device) -> Any:
 
 
 def seconds_between(begin: Any, end: Any) -> float:
-    """Return the seconds between two moments, which must be over."""
+    """Return the seconds between two moments, both of which must have passed."""
     return float(end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3)
 
 
-_SLOW, _SLOW_SECONDS = 0.1, 1.0  # share of the time, and no less than so many seconds of it
+_SLOW, _SLOW_SECONDS = 0.1, 1.0  # least share of the time, and least seconds
 
 
 def slowest(seconds: Sequence[Tensor], length: float) -> dict[str, Any]:
-    """Return the process that the others wait for, for the log: its rank, whether for "data" or
-    "computation", and the share of the time; empty where that is small.
+    """Return the log fields of the process that the others wait for; empty if the delay is small.
 
-    A process is compared with the median of all. Less than a tenth of the time is not worth a look, less than
-    a second may be chance. A backward pass takes about as long as two forward passes.
-
-    Args:
-        seconds: of each rank, `[2]`: without images, and in forward passes.
-        length: of the time in which they were measured.
+    The fields are its rank, whether it is late with "data" or "computation", and the share of `length`
+    lost. Each process is compared with the median. Delays below a tenth of the time or below a second are
+    ignored. A backward pass is assumed to take twice as long as the forward pass. `seconds` holds, for
+    each rank, those waiting for images and those in forward passes, `[2]`.
     """
     if len(seconds) < 2:
         return {}
     table = torch.stack([*seconds]) * torch.tensor([1.0, 3.0])
-    more = table - table.median(dim=0).values  # of two, the shorter
+    more = table - table.median(dim=0).values  # the lower of two
     rank = int(more.sum(dim=1).argmax())
     data, computation = more[rank].tolist()
     if (late := data + computation) <= max(_SLOW_SECONDS, _SLOW * length):
@@ -474,18 +449,16 @@ def slowest(seconds: Sequence[Tensor], length: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Runtime(Computation):
-    """A process of a job among its peers."""
+    """A process of a distributed job: its device and precision, and its collectives."""
 
     accelerator: Accelerator
 
     @property
     def rank(self) -> int:
-        """Rank of this process, 0 .. num_processes - 1."""
         return int(self.accelerator.process_index)
 
     @property
     def num_processes(self) -> int:
-        """Processes in this job, over all machines."""
         return int(self.accelerator.num_processes)
 
     @property
@@ -495,18 +468,16 @@ class Runtime(Computation):
 
     @property
     def peak_flops(self) -> float:
-        """Peak FLOP/s of this process's device in bf16.
-
-        0 where it is unknown, or another precision is used.
-        """
+        """Peak bf16 FLOP/s of this process's device; 0 if unknown or if another precision is used."""
         if self.device.type != "cuda" or self.precision != "bf16":
             return 0.0
         return 1e12 * bf16_tflops(torch.cuda.get_device_name(self.device))
 
     @cached_property
     def nodes(self) -> tuple[int, Any, Any] | None:
-        """Number of processes on each node, a group of those of this node, and one of those in this place of
-        every node. None with one node or one process on each, or where nodes differ.
+        """Processes per node, the group of this node, and the group of this local rank across nodes.
+
+        None with one node, with one process per node, or if the nodes differ.
         """
         size, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), self.num_processes
         places = gather_texts(f"{os.environ.get('LOCAL_RANK')} of {size}")
@@ -522,32 +493,24 @@ class Runtime(Computation):
         return size, within, between
 
     def add(self, own: Tensor) -> Tensor:
-        """Sum element-wise over all processes, in place, without waiting for the device."""
+        """Sum element-wise over all processes, in place, without device synchronisation."""
         HERE.arrive()
         if self.num_processes > 1:
             torch.distributed.all_reduce(own)
         return own
 
     def sum(self, values: list[float]) -> list[float]:
-        """Sum element-wise over all processes, in float64, the same numbers on each.
-
-        The device is not waited for.
-        """
+        """Sum element-wise over all processes in float64; identical on each, no device synchronisation."""
         found: list[float] = self.add(torch.tensor(values, dtype=torch.float64)).tolist()
         return found
 
     def sum_words(self, words: np.ndarray) -> np.ndarray:
-        """Sum element-wise over all processes modulo 2^64, uint64 `[n]`, the same on each.
-
-        The device is not waited for.
-        """
+        """Sum uint64 `[n]` element-wise over all processes modulo 2^64; identical on each."""
         found: np.ndarray = self.add(torch.tensor(words.view(np.int64))).numpy().view(np.uint64)
         return found
 
     def gather(self, own: Tensor, *, everywhere: bool) -> list[Tensor]:
-        """Return the tensors of all processes, alike in shape and type, by rank; nothing on processes other
-        than the main one unless `everywhere`.
-        """
+        """Return all processes' tensors, of one shape, by rank; on the main process, or `everywhere`."""
         if self.num_processes == 1:
             return [own]
         HERE.arrive()
@@ -557,9 +520,7 @@ class Runtime(Computation):
         return found
 
     def share(self, part: Tensor) -> Tensor:
-        """Return the main process's tensor on the CPU, on every process; the others give one of its shape and
-        type on the meta device, which has no numbers.
-        """
+        """Return the main process's tensor on every CPU; others pass its shape and type as a meta tensor."""
         if self.num_processes == 1:
             return part
         HERE.arrive()
@@ -568,30 +529,23 @@ class Runtime(Computation):
         return part
 
     def broadcast(self, text: str) -> str:
-        """Return the text of the main process, cut after 2,000 bytes, on every process."""
         return broadcast_text(text) if self.num_processes > 1 else text
 
     def wait(self) -> None:
-        """Barrier: wait for all processes."""
         HERE.arrive()
         self.accelerator.wait_for_everyone()
 
     def wrap(self, model: nn.Module, *, ddp: bool = True, always_synced: bool = False) -> nn.Module:
-        """Wrap a model on its device for mixed precision, and for DDP, which a sharded model does not need.
+        """Wrap a model on its device for mixed precision, and for DDP unless the model is sharded.
 
-        Gradients lie in the buckets that DDP sends, and have no memory of their own.
-
-        Args:
-            model: on its device.
-            ddp: whether DDP adds up its gradients.
-            always_synced: no backward pass is within `no_sync`, on any process. Then DDP learns the graph
-                from the first pass (`static_graph`), which fails inside torch where that pass does not add
-                up.
+        Gradients are views of DDP's buckets. `always_synced` means that no backward pass runs within
+        `no_sync`, on any process: DDP then learns the graph from the first pass (`static_graph`), which
+        fails inside torch if that pass does not sync.
         """
         self.accelerator.ddp_handler = DistributedDataParallelKwargs(
             gradient_as_bucket_view=True, static_graph=always_synced
         )
-        # The model is where it belongs; to see that, accelerate would import all of torch's sharding.
+        # The model is on its device already; checking that, accelerate would import all of torch's sharding.
         wrapped: nn.Module = self.accelerator.prepare_model(
             model, device_placement=False, evaluation_mode=is_sharded(model) or not ddp
         )
@@ -599,19 +553,15 @@ class Runtime(Computation):
 
     @cached_property
     def transfer(self) -> Transfer:
-        """Of the training's batches to the device."""
         return Transfer(self.device)
 
     def release(self) -> None:
-        """Free the wrapped models, to which accelerate keeps references, and buffers of batches; between two
-        trainings.
-        """
+        """Free the batch buffers and the wrapped models that accelerate references, between two trainings."""
         vars(self).pop("transfer", None)
         self.accelerator.free_memory()
 
 
 def stop_together(runtime: Runtime, stop: StopFlag) -> None:
-    """Raise Stopped on all processes when any of them should stop."""
     if runtime.sum([float(stop.raised)])[0]:
         raise Stopped
 
@@ -624,12 +574,11 @@ def start(
     Args:
         precision: "auto", "bf16", "float32", "tf32" or "float64".
         device: "auto", "cpu" or "cuda".
-        processes: how many the recipe asks for.
         trackers, folder: accelerate's trackers and where they write.
 
     Raises:
-        LaunchError: the number of processes is not the recipe's, the device cannot do the precision, or a
-            tracker is missing.
+        LaunchError: the number of processes differs from the recipe's, the device does not support the
+            precision, or a tracker is not installed.
     """
     cpu, chosen = device_and_precision(device, precision, trackers)
     AcceleratorState._reset_state()
@@ -638,7 +587,7 @@ def start(
     elif not dist.is_initialized() and "TORCHELASTIC_RUN_ID" not in os.environ:  # torchrun may start one
         forget_ranks()
     state = PartialState(cpu=cpu)
-    if state.device.index is not None:  # accelerate takes this for the index of the GPU
+    if state.device.index is not None:  # accelerate uses this as the GPU index
         state.local_process_index = state.device.index
     accelerator = Accelerator(
         cpu=cpu,
@@ -656,10 +605,7 @@ def start(
 
 
 def alone(*, precision: str, device: str) -> Computation:
-    """Return how a process without peers computes: the device and the precision of a `Runtime`.
-
-    Args, Raises: as `start`.
-    """
+    """Return the device and precision of a process without peers. Arguments and errors as for `start`."""
     cpu, chosen = device_and_precision(device, precision)
     if cpu:
         keep_freed_memory()
@@ -667,7 +613,7 @@ def alone(*, precision: str, device: str) -> Computation:
 
 
 def device_and_precision(device: str, precision: str, trackers: tuple[str, ...] = ()) -> tuple[bool, str]:
-    """Return whether the CPU computes, and the precision. Args, Raises: as `start`."""
+    """Return whether to compute on the CPU, and the precision; arguments and errors as for `start`."""
     if lacking := sorted({*trackers} - {str(name) for name in get_available_trackers()}):
         raise LaunchError(
             "log.trackers", f"{', '.join(lacking)} is not installed here, or unknown to accelerate"
@@ -697,15 +643,13 @@ def device_and_precision(device: str, precision: str, trackers: tuple[str, ...] 
             "needs an NVIDIA GPU of 2020 or later",
             "set machine.precision to 'float32' or 'auto'",
         )
-    # Convolutions use it by torch's default, matrix products do not.
+    # By default torch uses TF32 for convolutions but not for matrix products.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = chosen == "tf32"
     return cpu, chosen
 
 
 def best_precision(cpu: bool) -> str:
-    """bf16 where the device multiplies it fast (CUDA with bf16, CPUs with AMX or avx512_bf16), float32
-    elsewhere.
-    """
+    """Return "bf16" if it is fast (CUDA with bf16, CPUs with AMX or avx512_bf16), else "float32"."""
     if not cpu:
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     try:
@@ -716,14 +660,12 @@ def best_precision(cpu: bool) -> str:
 
 
 def seed_step(seed: int, step: int, part: int) -> None:
-    """Seed dropout by (seed, step, part), so that a resumed run draws the same masks; the part is a rank, or
-    a leaf of a lane.
-    """
+    """Seed dropout by (seed, step, part), so that a resume draws the same masks; part: a rank or a leaf."""
     torch.manual_seed((seed * MIX + step * 1_000_003 + part) % 2**63)
 
 
 def num_workers(machine: Machine, device: torch.device, num_processes: int) -> int:
-    """Return the loader processes per process: machine.workers, up to 8 with a GPU, else half the cores."""
+    """Return the loader processes per process: machine.workers, up to 8 with a GPU, or half the cores."""
     if machine.workers >= 0:
         return machine.workers
     cores = usable_cores()
@@ -732,20 +674,15 @@ def num_workers(machine: Machine, device: torch.device, num_processes: int) -> i
     return max(1, min(8, cores // 2))
 
 
-TRACKING = "tracking"  # where trackers of files write, in the run folder
+TRACKING = "tracking"  # folder in the run folder for trackers that write files
 
 
 @contextmanager
 def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[None]:
-    """Within the block, what is logged goes to log.trackers: a run of the project vitctl, named by run folder
-    and training.
+    """Within the block, send logged values to log.trackers, as a run of project vitctl named by folder.
 
-    A tracker that writes files does so in FOLDER/tracking.
-
-    Args:
-        runtime: started with these trackers.
-        recipe: of this training; each learning rate of a sweep and each task of VTAB has its own.
-        folder: of this training.
+    Trackers that write files write them to FOLDER/tracking. `recipe` is that of this training, not of the
+    sweep or VTAB run around it.
     """
     if not recipe.log.trackers:
         yield
@@ -772,13 +709,13 @@ def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[No
         yield
     finally:
         for tracker in accelerator.trackers:
-            with suppress(Exception):  # a tracker that fails must neither end the run nor hide its error
+            with suppress(Exception):  # a failing tracker must neither end the run nor hide its error
                 tracker.finish()
         accelerator.trackers.clear()
 
 
 def tracker_config(recipe: TrainRecipe) -> dict[str, bool | int | float | str]:
-    """Return all values of a recipe under their dotted keys; lists as TOML text, unset values as ""."""
+    """Return a recipe's values under their dotted keys; lists become TOML text, unset values ""."""
     return {
         key: value if isinstance(value, bool | int | float | str) else toml_value(value)
         for key, value in flat(recipe).items()

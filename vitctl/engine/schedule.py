@@ -18,7 +18,7 @@ from vitctl.system.text import count_text
 
 
 def total_steps(num_images: int, batch_size: int, *, steps: int, epochs: float) -> int:
-    """Length of a run in updates: `steps` when given, else whole batches in `epochs` passes, rounded down.
+    """Return a run's length in updates: `steps` if given, else full batches in `epochs` passes, rounded down.
 
     Paper: Table 3 gives epochs; 7 epochs of 303 million images in batches of 4,096 are 517,822 steps.
     """
@@ -26,7 +26,7 @@ def total_steps(num_images: int, batch_size: int, *, steps: int, epochs: float) 
 
 
 def warmup_of(schedule: Schedule, num_images: int) -> int:
-    """Length of the warm-up in updates: `warmup_steps`, or whole batches in `warmup_epochs` passes."""
+    """Return the warm-up in updates: `warmup_steps`, or full batches in `warmup_epochs` passes."""
     if schedule.warmup_epochs:
         return int(num_images * schedule.warmup_epochs // schedule.batch_size)
     return schedule.warmup_steps
@@ -36,7 +36,7 @@ def checked_steps(num_images: int, schedule: Schedule, processes: int) -> int:
     """Return the length of a run in updates.
 
     Raises:
-        RecipeError: the run ends within its warm-up, or a process would have no image of a batch.
+        RecipeError: the run ends within its warm-up, or a process would get no image of a batch.
     """
     s = schedule
     if s.batch_size < processes:
@@ -75,8 +75,8 @@ def lr_at(
         decay: "linear" or "cosine" from base_lr to end_lr, "steps" to a tenth at each of drops, or
             "constant".
         end_lr: last rate of the linear or cosine decay.
-        drops: shares of the whole run, 0..1.
-        warmup_lr: first rate of the warm-up, which is a line.
+        drops: shares of the run, 0..1.
+        warmup_lr: first rate of the linear warm-up.
 
     Paper: Tables 3 and 4; the authors' utils.py; "steps" is BiT's (Appendix D.1). Source: MAE (end_lr of
     "cosine"), timm (warmup_lr)
@@ -94,7 +94,7 @@ def lr_at(
 
 
 def check_falls(recipe: Pretrain | Finetune) -> None:
-    """Raises RecipeError where a rate that decays would rise to schedule.end_lr."""
+    """Raise RecipeError if a rate that decays would rise to schedule.end_lr."""
     s, tried = recipe.schedule, recipe.sweep.lrs if isinstance(recipe, Finetune) else ()
     lr = min(tried or [recipe.optimizer.lr])
     if s.decay in ("linear", "cosine") and s.end_lr > lr:
@@ -105,9 +105,7 @@ def check_falls(recipe: Pretrain | Finetune) -> None:
 
 
 def learning_rate(recipe: TrainRecipe, steps: int, num_images: int) -> Callable[[int], float]:
-    """Return the learning rate as a function of finished steps, in a run of `steps` on so many images, from
-    [optimizer] and [schedule].
-    """
+    """Return the learning rate as a function of finished steps, for a run of `steps` on `num_images`."""
     s = recipe.schedule
     return partial(
         lr_at,
@@ -122,15 +120,7 @@ def learning_rate(recipe: TrainRecipe, steps: int, num_images: int) -> Callable[
 
 
 def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
-    """Return the lanes of [schedule] with its resolved batch size; None where they are off.
-
-    Args:
-        recipe: that trains.
-        num_processes: that the lanes are divided among.
-
-    Raises:
-        RecipeError: they do not fit the batch, its mixing, or the machine.
-    """
+    """Return the lanes of [schedule], or None if off; RecipeError if they do not fit batch or machine."""
     s, machine = recipe.schedule, recipe.machine
     if not s.lanes:
         return None
@@ -167,13 +157,11 @@ def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
 
 
 def lanes_note(lanes: Lanes) -> str:
-    """Return the plan's line about lanes."""
     text = f"{in_words(lanes)}; the same bytes on up to {_count(lanes.num_leaves, 'process', 'processes')}"
     return f"{text}; machine.micro_batch has no effect"
 
 
 def in_words(lanes: Lanes) -> str:
-    """For messages."""
     leaves = _count(lanes.num_leaves, "leaf", "leaves")
     size = _count(lanes.largest_leaf, "image", "images")
     return f"{_count(lanes.num_lanes, 'lane', 'lanes')} in {leaves} of up to {size}"
@@ -186,8 +174,8 @@ def _count(number: int, one: str, several: str) -> str:
 BATCHES_PER_EPOCH, LEAST_BATCH, MOST_BATCH = 8, 8, 512
 EPOCHS, LEAST_STEPS, MOST_STEPS = 20, 200, 20_000
 WARMUP_SHARE, MOST_WARMUP = 10, 500
-TASK_IMAGES = 1_000  # of every VTAB task
-IN_PROPORTION = ", in proportion"  # marks, in the origin of the warm-up, that a flag changed the length
+TASK_IMAGES = 1_000  # in every VTAB task
+IN_PROPORTION = ", in proportion"  # in the origin of a warm-up that follows a length set by a flag
 
 R = TypeVar("R", bound=TrainRecipe)
 
@@ -201,15 +189,13 @@ def needs_num_images(recipe: object) -> bool:
 
 
 def fitted_recipe(recipe: R, num_images: int) -> R:
-    """`recipe` with the open values of its [schedule] filled in: batch_size = 0, no length, warmup_steps =
-    -1.
+    """Fill in the open values of a recipe's [schedule]: batch_size = 0, no length, warmup_steps = -1.
 
-    Large sets come out as the paper's: batches of 512, at most the 20,000 steps of Table 4, and the warm-up
+    Large sets get the paper's values: batches of 512, at most the 20,000 steps of Table 4, and the warm-up
     of 500 of vision_transformer's configs/common.py. Small ones get eight batches an epoch, and at least 200
     updates.
 
     Args:
-        recipe: checked.
         num_images: in data.train_split.
 
     Paper: Table 4 gives 512 images a batch, and 500 to 20,000 steps; the rule between them is a choice of
@@ -231,13 +217,7 @@ def fitted_recipe(recipe: R, num_images: int) -> R:
 
 
 def fit_schedule(loaded: Loaded, num_images: int) -> Loaded:
-    """`loaded` as `fitted_recipe` gives it, each value with its origin; after --steps or --epochs the warm-up
-    is scaled with the length.
-
-    Args:
-        loaded: a recipe that trains.
-        num_images: in its data.train_split.
-    """
+    """Apply `fitted_recipe`, with origins; after --steps or --epochs scale the warm-up too."""
     before = loaded.recipe
     assert isinstance(before, TrainRecipe)
     now = fitted_recipe(before, num_images)
@@ -262,10 +242,7 @@ def _batch_size(num_images: int) -> int:
 
 
 def _in_proportion(name: str, now: TrainRecipe, num_images: int) -> dict[str, float]:
-    """Return the warm-up of the recipe called `name`, in its unit, shortened as its length is.
-
-    The batch size does not matter, and a longer run keeps the warm-up.
-    """
+    """Return the warm-up of the recipe `name`, in its unit, shortened as its length is, never extended."""
     own = load_recipe(name).recipe
     assert isinstance(own, TrainRecipe)
     given = own.schedule.model_copy(update={"batch_size": now.schedule.batch_size})

@@ -1,8 +1,8 @@
 """FSDP2: parameters, gradients, optimizer state and checkpoints are sharded over the processes.
 
 The result is that of DDP: weights are gathered in the type of the parameters, and autocast converts them. It
-is the same, bit for bit, where the weights that autocast would convert are gathered in bf16: only when they
-are converted differs.
+is bit-identical if the weights that autocast would convert are gathered in bf16, which only converts them
+earlier.
 """
 
 import hashlib
@@ -41,18 +41,10 @@ def shard_as(
     seed: int,
     probed: bool,
 ) -> str:
-    """Shard the model where machine.sharding says so; no device holds it in full.
+    """Shard the model if machine.sharding says so, never held in full; return a digest of drawn weights.
 
-    Args:
-        machine: of the recipe.
-        runtime: this process among its peers.
-        model: on the CPU, or on the meta device: then its weights are drawn, one tensor at a time.
-        start: what it starts from instead, read later: of each tensor what this process holds.
-        seed: of these draws.
-        probed: the model is called for its features only, as well.
-
-    Returns:
-        a digest of what was drawn; "" where nothing was.
+    A model on the meta device draws its weights with `seed`, one tensor at a time, unless `start` provides
+    them. `probed` means that the model is also called for its features only.
 
     Raises:
         LaunchError: the machine cannot, or the model is probed.
@@ -72,7 +64,7 @@ def shard_as(
             f"this run computes in {runtime.precision}, and would lose precision",
             "set machine.precision to 'bf16' or machine.sharding_dtype to 'float32'",
         )
-    machine.shards(runtime.num_processes)  # raises where they cannot be divided so
+    machine.shards(runtime.num_processes)  # raises if the processes cannot be divided so
     given = model.state_dict()
     model.to("meta")
     shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas, gathers_bf16=gathers_bf16)
@@ -97,25 +89,18 @@ def shard(
     *,
     gathers_bf16: bool = False,
 ) -> None:
-    """Shard the parameters of `model` over the processes, in place: each outermost block as a unit, then the
-    rest.
+    """Shard the parameters of `model` in place: each outermost block as a unit, then the rest.
 
-    While a block computes, the weights of the next one are gathered.
-
-    Call it before the optimizer is built on these parameters.
+    The next block's weights are gathered while a block computes. Call this before building the optimizer.
 
     Args:
-        model: on its device.
-        device: of this process.
-        num_processes: of the job.
-        replicas: copies of the model, each sharded over successive processes (HSDP); gradients are added up
+        replicas: copies of the model, each sharded over successive processes (HSDP); gradients are summed
             over the copies.
         gathers_bf16: gather the linear layers of blocks in bf16, for a model that runs under bf16 autocast.
-            Their gradients are added up in float32. What autocast leaves in float32, such as norms and the
+            Their gradients are summed in float32. What autocast leaves in float32, such as norms and the
             head, is gathered in float32, once for all blocks.
     """
-    # Imported here and not above: that takes longer than all other imports of a run on one device after
-    # torch's own.
+    # Imported here because it takes longer than all other imports of a run on one device, torch excepted.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -125,32 +110,31 @@ def shard(
         )
     else:
         mesh = init_device_mesh(device.type, (num_processes,))
-    # Inputs are left to autocast: cast here, the residual stream would become bf16.
+    # Leave inputs to autocast: casting them here would make the residual stream bf16.
     bf16 = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    # Torch warns of what changes an output in place. The outputs of linear layers are views, and nothing
-    # does.
+    # The outputs of linear layers become views; torch warns about in-place changes, of which there are none.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     units: list[FSDPModule] = []
     for block in outermost_blocks(model):
-        # Those of which autocast converts all parameters.
+        # Layers whose parameters autocast all converts.
         layers: list[nn.Module] = [
             one for one in block.modules() if isinstance(one, Linear) and not isinstance(one, Head)
         ]
         if gathers_bf16 and layers:
             fully_shard(layers, mesh=mesh, reshard_after_forward=True, mp_policy=bf16)
-            units.append(cast("FSDPModule", layers[0]))  # they share what is set
+            units.append(cast("FSDPModule", layers[0]))  # the layers share these settings
         else:
             units.append(fully_shard(block, mesh=mesh, reshard_after_forward=True))
     for unit, following in pairwise(units):
         unit.set_modules_to_forward_prefetch([following])
-    # By default the root stays gathered until a backward pass, and after an evaluation there is none.
+    # By default the root stays gathered until a backward pass, which an evaluation lacks.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
 
 
 def outermost_blocks(model: nn.Module) -> list[Block]:
-    """Return the blocks of a network that are in no other block."""
+    """Return the blocks of a network that no other block contains."""
     found: list[Block] = []
     for child in model.children():
         found += [child] if isinstance(child, Block) else outermost_blocks(child)
@@ -158,15 +142,12 @@ def outermost_blocks(model: nn.Module) -> list[Block]:
 
 
 def is_sharded(model: nn.Module) -> "TypeGuard[FSDPModule]":
-    """Return whether `shard` was applied."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: nothing is sharded
     return fsdp is not None and isinstance(model, fsdp.FSDPModule)
 
 
 def synced(model: nn.Module, accelerator: Any, *, now: bool) -> AbstractContextManager[Any]:
-    """Within the block backward passes sum their gradients over the processes if `now`, else a later pass
-    does.
-    """
+    """Within the block backward passes sum their gradients over the processes only if `now`."""
     if is_sharded(model):
         model.set_requires_gradient_sync(now)
         return nullcontext()
@@ -174,23 +155,22 @@ def synced(model: nn.Module, accelerator: Any, *, now: bool) -> AbstractContextM
 
 
 def is_part(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Return whether a tensor is sharded, so that this process holds a part of it."""
     parts = sys.modules.get("torch.distributed.tensor")
     return parts is not None and isinstance(tensor, parts.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process holds, sharing memory."""
+    """Return this process's part of a tensor, sharing memory."""
     return tensor.to_local() if is_part(tensor) else tensor
 
 
 def full(tensor: Tensor) -> Tensor:
-    """Return the full tensor; where it is sharded, all processes must call this together."""
+    """Return the full tensor; all processes must call this if it is sharded."""
     return tensor.full_tensor() if is_part(tensor) else tensor
 
 
 def held(tensor: Tensor) -> tuple[Tensor, int]:
-    """Return the rows of a tensor that this process holds, and the number of the first one."""
+    """Return this process's rows of a tensor, and the number of the first one."""
     if not is_part(tensor):
         return tensor, 0
     [chunk] = cast("Any", tensor).__create_chunk_list__()  # what torch.distributed.checkpoint asks for
@@ -198,9 +178,7 @@ def held(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def place_of(tensors: Iterable[Tensor]) -> tuple[int, int, int] | None:
-    """Return the replica of a sharded model that this process holds a part of, the part from 0, and how many
-    parts there are; None where none of these tensors is sharded.
-    """
+    """Return this process's (replica, part, number of parts); None if no tensor is sharded."""
     sharded = next(filter(is_part, tensors), None)
     if sharded is None:
         return None
@@ -213,16 +191,15 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK, _CPU_CHUNK = (
     2**22,
     2**15,
-)  # words at a time: at most 64 MiB of temporary memory; on a CPU what fits its cache
+)  # words per chunk: at most 64 MiB of temporary memory; on a CPU what fits its cache
 _FACTOR = 0x1E3779B97F4A7C15  # odd; spreads the positions in a tensor over all 64 bits
 
 
 @torch.no_grad()
 def sum_of_words(tensor: Tensor, before: int = 0) -> int:
-    """Return the sum of a tensor's words, each times an odd number from its position, modulo 2^64.
+    """Return the sum modulo 2^64 of a tensor's words, each times an odd number from its position.
 
-    The sums of the parts of a tensor add up to that of the tensor; `before` is the number of words before
-    this part.
+    The sums of a tensor's parts add up to that of the tensor; `before` counts the words before this part.
     """
     words = tensor.detach().contiguous().flatten().view(_WORDS[tensor.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=words.device)
@@ -235,8 +212,9 @@ def sum_of_words(tensor: Tensor, before: int = 0) -> int:
 
 
 def word_sum(parts: Iterable[tuple[str, Tensor, int]]) -> int:
-    """Return one number for rows of named tensors, each with the number of the first: over all processes
-    the numbers add up, modulo 2^64, to that of the tensors, however they are cut along their rows.
+    """Return one number for rows of named tensors, given with their first row number.
+
+    Modulo 2^64 the numbers of all processes add up to that of the full tensors, however their rows are split.
     """
     total = 0
     for name, tensor, row in parts:
@@ -246,18 +224,16 @@ def word_sum(parts: Iterable[tuple[str, Tensor, int]]) -> int:
 
 
 def read_held(files: Sequence[Path], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read from files of tensors, or of parts of them, what this process holds.
+    """Read what this process holds from tensor files, full or all parts, from any number of processes.
 
-    Args:
-        files: whole, or all parts; of any number of processes.
-        like: tensors by name, or by what follows a slash in it. One of the same shape is read as the part of
-            it that this process holds, every other one in full, on the CPU.
+    `like` has tensors by name, or by the part of a name after a slash. A stored tensor of the same shape
+    as its match is read as this process's part of it, any other in full, on the CPU.
     """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
     reader = HuggingFaceStorageReader(str(files[0].parent))
-    reader.fs.ls = lambda _: [str(file) for file in files]  # type: ignore  # no others
+    reader.fs.ls = lambda _: [str(file) for file in files]  # type: ignore  # only these files
     found: dict[str, Any] = {}
     for name, stored in reader.read_metadata().state_dict_metadata.items():
         whole, known = cast("Any", stored), cast("Any", like.get(name.rpartition("/")[2]))
@@ -266,15 +242,13 @@ def read_held(files: Sequence[Path], like: Mapping[str, Tensor]) -> dict[str, Te
         found[name] = (
             torch.empty_like(known, dtype=dtype) if is_known else torch.empty(whole.size, dtype=dtype)
         )
-    with warnings.catch_warnings(action="ignore"):  # that no process waits for another is on purpose
+    with warnings.catch_warnings(action="ignore"):  # intended: no process waits for another
         load(found, storage_reader=reader, no_dist=True)
     return found
 
 
 def like(whole: Tensor, reference: Tensor) -> Tensor:
-    """Return a full tensor, the same on every process, sharded and placed like `reference`; one that is
-    sharded so already stays.
-    """
+    """Shard and place a full tensor, the same on every process, like `reference`; sharded ones stay."""
     placed = whole.to(reference.device, reference.dtype)
     if not is_part(reference) or is_part(whole):
         return placed

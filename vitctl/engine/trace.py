@@ -1,9 +1,9 @@
-"""The record of every step: a line in steps.jsonl, and 16-bit marks of its samples and gradients in
-trace.bin. First what writes it, then what reads it.
+"""The record of every step: a line in steps.jsonl, and 16-bit marks in trace.bin.
 
-The digests of a global batch do not depend on how it is split over processes, micro-batches and workers: each
-sample gives a word of 64 bits from its position in the global batch and its value, and the digest is their
-sum modulo 2^64. They detect accidents and differences in a replay; they are not cryptographic.
+The marks are of a step's samples and gradients. The digests of a global batch do not depend on how it is
+split over processes, micro-batches and workers: each sample gives a 64-bit word from its position in the
+global batch and its value, and the digest is their sum modulo 2^64. They detect accidents and differences in
+a replay; they are not cryptographic.
 """
 
 import hashlib
@@ -44,22 +44,17 @@ from vitctl.models.blocks import trainable
 from vitctl.system.files import no_links, open_regular
 
 FORMAT = "vitctl-steps/1"
-# Digests of a batch, in causal order: numbers in the source, encoded images, uint8 images after augmentation
-# and before mixing, labels.
+# Digests of a batch, in causal order: sample numbers in the source, encoded images, uint8 images after
+# augmentation and before mixing, labels.
 PARTS = ("samples", "bytes", "pixels", "labels")
 
-_SLOTS = 4  # marks of 16 bits in a word
+_SLOTS = 4  # 16-bit marks in a word
 _HEADER = struct.Struct("<16sIIQ")
 _MAGIC = b"vitctl-trace/1"
 
 
 class BatchDigest(NamedTuple):
-    """Digests of a global batch.
-
-    Args:
-        parts: uint64 `[4]`, in the order of `PARTS`.
-        marks: uint16 `[batch_size]`, of each sample, mixed from its encoded image, pixels and label.
-    """
+    """Digests of a global batch: uint64 `[4]`, in the order of `PARTS`, and a mark per sample, uint16."""
 
     parts: np.ndarray
     marks: np.ndarray
@@ -70,11 +65,7 @@ def batch_digest(
 ) -> BatchDigest:
     """Return the digests of a global batch; all processes call this together.
 
-    Args:
-        runtime: this process among its peers.
-        batches: micro-batches of this process, with checksums.
-        positions: of their samples in the global batch, in order.
-        batch_size: of the global batch.
+    `batches` have checksums; `positions` are those of their samples in the global batch, in order.
     """
     values = np.concatenate([_values(batch) for batch in batches])
     places = mix_words(np.arange(positions.start + 1, positions.stop + 1, dtype=np.uint64))
@@ -82,13 +73,13 @@ def batch_digest(
     _, encoded, pixels, labels = values.T
     marks = np.zeros(-(-batch_size // _SLOTS) * _SLOTS, np.uint16)
     marks[positions.start : positions.stop] = _mark(mix_words(mix_words(encoded) ^ pixels) ^ labels)
-    # Every mark comes from one process, so that the sum of the words of all processes has the marks of all.
+    # Each mark comes from one process and is 0 on the others, so summing the words collects all marks.
     words = runtime.sum_words(np.concatenate((parts, marks.view(np.uint64))))
     return BatchDigest(words[: len(PARTS)], words[len(PARTS) :].view(np.uint16)[:batch_size])
 
 
 def norm_marks(norms: np.ndarray) -> np.ndarray:
-    """Return a mark of 16 bits for each norm: float64 `[P]` to uint16 `[P]`."""
+    """Return a 16-bit mark for each norm: float64 `[P]` to uint16 `[P]`."""
     return _mark(np.ascontiguousarray(norms, np.float64).view(np.uint64))
 
 
@@ -108,12 +99,7 @@ def _values(batch: Batch) -> np.ndarray:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The record of one step.
-
-    Args:
-        fields: of its line in steps.jsonl.
-        marks: uint16, of the samples of the global batch, then of the norm of each parameter's gradient.
-    """
+    """A step's fields in steps.jsonl, and uint16 marks: of the samples, then of each gradient's norm."""
 
     fields: dict[str, Any]
     marks: np.ndarray
@@ -128,16 +114,9 @@ def describe_step(
     batch_size: int,
     weights: nn.Module | None,
 ) -> StepRecord:
-    """Return the record of a step; all processes call this together.
+    """Return the record of a step, counting this one; all processes call this together.
 
-    Args:
-        runtime: this process among its peers.
-        step: finished steps, this one included.
-        result: of the update.
-        batches: micro-batches of this process, with checksums.
-        positions: of their samples in the global batch.
-        batch_size: of the global batch.
-        weights: the model after the step, to record a digest of its weights; None to record none.
+    `batches` have checksums; `weights` is the model after the step, or None to record no digest.
     """
     digest = batch_digest(runtime, batches, positions, batch_size)
     norms = np.zeros(0) if result.gradient is None else result.gradient.numpy()
@@ -159,21 +138,16 @@ def describe_step(
 
 
 def weights_checksum(model: nn.Module) -> str:
-    """Return a digest of the weights of a model that is not sharded, computed on their device."""
+    """Return a digest of an unsharded model's weights, computed on their device."""
     return checksum(model.state_dict().items())
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """Writes the record of each step of a run; the main process writes, all take part.
+    """Writes the record of each step of a run; all processes call it, the main one writes.
 
-    Args:
-        folder: of the run.
-        journal: of the main process; holds lines that cannot be written yet.
-        runtime: this process among its peers.
-        model: unwrapped.
-        positions: of this process's samples in a global batch.
-        batch_size: of the global batch.
+    `journal` holds lines that cannot be written yet; `model` is unwrapped; `positions` are those of this
+    process's samples in a global batch.
     """
 
     folder: Path
@@ -186,10 +160,7 @@ class Recorder:
     def start(self, step: int, facts: Mapping[str, Any], checkpoint: str = "") -> None:
         """Record how a start of the run computes, before its first step, and cut the marks of later steps.
 
-        Args:
-            step: finished steps.
-            facts: recipe, data, device, versions.
-            checkpoint: digest of the checkpoint that was loaded; "" for the start weights.
+        `facts` are recipe, data, device and versions; `checkpoint` is the loaded one's digest or "".
         """
         if not self.runtime.is_main:
             return
@@ -204,7 +175,7 @@ class Recorder:
         model = self.model if weights and self.runtime.is_main and not is_sharded(self.model) else None
         record = describe_step(self.runtime, step, result, batches, self.positions, self.batch_size, model)
         if self.runtime.is_main:
-            # On a full disk the journal holds the line, which says that the marks are lost.
+            # On a full disk the journal holds the line, which records that the marks are lost.
             lost = {} if self._write_marks(step, record.marks) else {"trace": ""}
             self.journal.append(self.folder / STEP_RECORDS, record.fields | lost)
 
@@ -219,7 +190,7 @@ class Recorder:
                 file.truncate(min(os.fstat(file.fileno()).st_size, header.begin(step + 1)))
 
     def _write_marks(self, step: int, marks: np.ndarray) -> bool:
-        """Write the marks of a step; returns whether all of them are in the file."""
+        """Write the marks of a step. Return whether all of them are in the file."""
         header = read_marks_header(self.folder / TRACE)
         if header is None or header.size < marks.nbytes:
             return False
@@ -233,18 +204,16 @@ class Recorder:
 
 @dataclass(frozen=True)
 class MarksHeader:
-    """The first bytes of trace.bin: bytes of a step's marks, and finished steps before the first one."""
+    """The header of trace.bin: bytes per step, and finished steps before the first marks."""
 
     size: int
     first: int
 
     def begin(self, step: int) -> int:
-        """Offset of the marks of a step."""
         return _HEADER.size + (step - 1 - self.first) * self.size
 
 
 def read_marks_header(path: Path) -> MarksHeader | None:
-    """Return the header of trace.bin; None if there is none."""
     try:
         with open_regular(path, error=CheckpointError) as file:
             magic, size, _, first = _HEADER.unpack(file.read(_HEADER.size))
@@ -254,9 +223,7 @@ def read_marks_header(path: Path) -> MarksHeader | None:
 
 
 def read_marks(path: Path, step: int, crc: str, count: int) -> np.ndarray | None:
-    """Return the `count` marks of a step; None if trace.bin does not hold those with the CRC-32 that its line
-    names.
-    """
+    """Return the `count` marks of a step; None if trace.bin lacks those with the CRC-32 of its line."""
     header = read_marks_header(path)
     if header is None or step <= header.first or 2 * count > header.size:
         return None
@@ -264,12 +231,12 @@ def read_marks(path: Path, step: int, crc: str, count: int) -> np.ndarray | None
         with open_regular(path, error=CheckpointError) as file:
             file.seek(header.begin(step))
             content = file.read(2 * count)
-    except (CheckpointError, OSError, OverflowError):  # an offset beyond any file
+    except (CheckpointError, OSError, OverflowError):  # OverflowError: an offset beyond any file
         return None
     return np.frombuffer(content, "<u2") if f"{zlib.crc32(content):08x}" == crc else None
 
 
-START = "start"  # kind of the records of starts; records of steps have none
+START = "start"  # record kind of starts; steps have no kind
 MOST_STEPS = 10**12
 
 
@@ -282,7 +249,7 @@ def _number(text: str) -> str:
 
 
 class StepLine(BaseModel):
-    """A step as it was recorded; see `recorder.describe_step`."""
+    """A step as recorded; see `describe_step`."""
 
     model_config = ConfigDict(strict=True)
 
@@ -295,12 +262,12 @@ class StepLine(BaseModel):
     skipped: bool = False
 
     def number(self, name: str) -> float:
-        """The loss, grad_norm or lr; NaN if it is not recorded."""
+        """Return the loss, grad_norm or lr; NaN if it is not recorded."""
         return float.fromhex(self.bits.get(name, "nan"))
 
 
 class StartLine(BaseModel):
-    """A start of a training as recorded: the machine, and how it computes. `weights` is their digest."""
+    """A start of a training as recorded: the machine, and how it computes. `weights` is a digest."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -328,13 +295,7 @@ class StartLine(BaseModel):
 
 @dataclass(frozen=True)
 class Steps:
-    """The record of a training.
-
-    Args:
-        starts: in order.
-        by_step: each step; the last record of a step that was recorded twice.
-        gaps: (first, last) of steps without a record.
-    """
+    """The record of a training: starts in order, the last record of each step, and (first, last) of gaps."""
 
     starts: list[StartLine]
     by_step: dict[int, StepLine]
@@ -342,16 +303,12 @@ class Steps:
 
     @property
     def last(self) -> int:
-        """The last step that has a record; 0 if none has."""
+        """The last recorded step; 0 if there is none."""
         return max(self.by_step, default=0)
 
 
 def read_steps(folder: Path) -> Steps | None:
-    """Return the record of the training in a folder; None if there is none.
-
-    Raises:
-        CheckpointError: a line is not a record of a step or a start.
-    """
+    """Return the record of the training in a folder, or None; CheckpointError if a line is invalid."""
     path = folder / STEP_RECORDS
     if not os.path.lexists(path):
         return None
@@ -372,7 +329,7 @@ def read_steps(folder: Path) -> Steps | None:
 
 
 def _parsed(line: bytes, where: str) -> StepLine | StartLine | None:
-    """Return the record of a line; None of one that a crash cut short."""
+    """Return a line's record; None for a truncated line."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
@@ -387,13 +344,9 @@ def _parsed(line: bytes, where: str) -> StepLine | StartLine | None:
 
 
 def record_problem(saved: SavedCheckpoint, steps: Steps | None, weights: str = "") -> str:
-    """Return why the records beside a checkpoint of the run are not those that it was saved with; "" if they
-    are.
+    """Return why a run's records do not match its checkpoint; "" if they do. See also `foreign`.
 
-    Args:
-        saved: the checkpoint; see also `foreign`.
-        steps: the record of the steps; None if there is none.
-        weights: digest of the checkpoint's weights, see `weights_checksum`; "" to skip them.
+    `weights` is the checkpoint's `weights_checksum`, or "" to skip them.
     """
     state, run = saved.state, saved.folder.parent.parent
     if lacking := sorted({STEPS_HEAD, LOG_HEAD} - state.keys()):

@@ -20,15 +20,15 @@ from vitctl.models.blocks import train_mode
 from vitctl.models.build import Model
 from vitctl.system.process import HERE
 
-Moments = list[tuple[Any, Any]]  # begin and end, see `moment`
+Moments = list[tuple[Any, Any]]  # (begin, end), see `moment`
 Backward = Callable[[Batch, int, float], Tensor]  # (batch, step, scale of its loss) -> its summed loss
 
 
 class Sums(NamedTuple):
-    """Over the global batch, the same on every process: the loss, images that count, unusable images,
-    processes that should stop, micro-batches without images because of an outage.
+    """Sums over the global batch, the same on every process: float64 scalars on the device, maybe pending.
 
-    Scalars in float64 on the device, where they may not be computed yet.
+    They are the loss, images that count, unusable images, processes that should stop, and micro-batches
+    without images because of an outage.
     """
 
     loss: Tensor
@@ -38,14 +38,14 @@ class Sums(NamedTuple):
     num_lost: Tensor
 
 
-# Leaves the gradient of a global batch in the parameters, without waiting for the device: (backward, finished
+# Leaves the gradient of a global batch in the parameters, without device synchronisation: (backward, finished
 # steps, this process's share, whether it should stop) -> sums.
 Gradients = Callable[[Backward, int, list[Batch], bool], Sums]
 
 
 @dataclass
 class TrainStep:
-    """One update of the weights w from a global batch of B images, of which R could be read.
+    """One update of the weights w from a global batch of B images, R of them readable.
 
         L    = sum of the losses of this process's images / B       forward, loss
         g    = sum of dL/dw over all processes                      backward; all-reduce or lanes
@@ -54,22 +54,18 @@ class TrainStep:
         w   <- optimizer(w, g, lr(step))                            optimizer
         ema <- decay * ema + (1 - decay) * w                        average
 
-    Where the sum of L or |g| is not finite, or a process has no images because of an outage, all processes
-    leave w and ema as they are, as in every update after an outage. Where no image could be read, g = 0.
+    If the sum of L or |g| is not finite, or a process has no images because of an outage, all processes leave
+    w and ema as they are; after an outage, in every later update too. Without any readable image, g = 0.
 
     Args:
-        runtime: this process among its peers.
         model: wrapped by the runtime.
         network: the same model, not wrapped.
         objective: (model, batch, finished steps) -> loss summed over the batch.
-        gradients: adds up the gradients of all micro-batches and processes.
-        optimizer: of the network's parameters.
-        average: of its weights, or None.
+        gradients: sums the gradients of all micro-batches and processes.
         lr: finished steps -> learning rate of the next update.
-        batch_size: images of the global batch.
         clip_norm: bound of the global gradient norm; 0: off.
-        norm_dtype: that the squares of the global norm are added in; None: that of the gradient.
-        changing: gives the block in which weights, optimizer and average change.
+        norm_dtype: for adding the squares of the global norm; None: that of the gradient.
+        changing: returns a context in which weights, optimizer and average change.
     """
 
     runtime: Runtime
@@ -89,14 +85,14 @@ class TrainStep:
     def update(self, step: int, micro_batches: list[Batch], stopped: bool = False) -> "Update":
         """Take one step after `step` finished ones, from this process's share of the global batch.
 
-        No device synchronisation: a GPU computes on while the next batch is prepared. All processes learn
-        from the sums, at the same step, that one of them was `stopped`.
+        No device synchronisation: a GPU keeps computing while the next batch is prepared. From the sums all
+        processes learn at the same step that one of them was `stopped`.
         """
         HERE.arrive()
         train_mode(self.model)
         forward: Moments = []
         sums = self.gradients(partial(self._backward, forward), step, micro_batches, stopped)
-        # A GPU may be told of more updates before the host knows that one was lost: they are lost too.
+        # More updates may be queued before the host knows that one was lost: they are lost too.
         self.lost = sums.num_lost if self.lost is None else self.lost + sums.num_lost
         sums = sums._replace(num_lost=self.lost)
         to_mean = torch.where(sums.num_images > 0, self.batch_size / sums.num_images, 1.0)
@@ -134,35 +130,26 @@ class TrainStep:
 
 @dataclass(frozen=True)
 class AllReduced:
-    """DDP or FSDP2 add up the gradients, in an order that depends on the processes and their micro-batches.
-
-    Args:
-        runtime: of this process.
-        model: wrapped.
-        seed: of dropout, drawn by (seed, step, rank).
-    """
+    """Gradients summed by DDP or FSDP2, in an order that depends on the processes and micro-batches."""
 
     runtime: Runtime
     model: nn.Module
     seed: int
 
     def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
-        """See `Gradients`."""
         seed_step(self.seed, step, self.runtime.rank)
         losses = []
         with self.runtime.transfer.ahead(micro_batches) as coming:
             for number, batch in enumerate(coming, start=1):
                 with synced(self.model, self.runtime.accelerator, now=number == len(micro_batches)):
-                    # DDP and FSDP divide the sum by the processes.
+                    # DDP and FSDP divide the sum by the number of processes.
                     losses.append(backward(batch, step, self.runtime.num_processes))
         counts = sent(batch_counts(micro_batches, stopped).sum(dim=0), self.runtime.device)
         return Sums(*self.runtime.add(torch.cat([in_order(losses)[None], counts])))
 
 
 def batch_counts(batches: list[Batch], stopped: bool) -> Tensor:
-    """Count images, unusable ones, whether this process should stop, and batches of an outage, float64
-    `[batches, 4]`, on the host.
-    """
+    """Return images, unusable ones, stop and outage of each batch, float64 `[batches, 4]` on the host."""
     rows = [
         [float(batch.weights.sum()), float(len(batch.bad)), float(stopped), float(bool(batch.outage))]
         for batch in batches
@@ -171,9 +158,7 @@ def batch_counts(batches: list[Batch], stopped: bool) -> Tensor:
 
 
 def in_order(terms: list[Tensor]) -> Tensor:
-    """Return the sum in float64, from left to right: the order decides the last bits, and `sum` has another
-    in other releases of Python.
-    """
+    """Sum in float64 from left to right; the order of `sum` depends on the Python release."""
     total = torch.zeros_like(terms[0], dtype=torch.float64)
     for term in terms:
         total = total + term
@@ -187,14 +172,11 @@ class Result:
     Args:
         loss: mean over the readable images of the global batch.
         grad_norm: global norm before clipping.
-        lr: learning rate.
         num_bad: unreadable images.
         stop: a process received a signal, or has no images.
-        lost: a process has no images because of an outage, and nothing was changed: the update does not
-            count.
-        skipped: loss or gradient was not finite, and nothing was changed.
-        gradient: norms `[P]` before clipping, of each parameter that has a gradient; of whole parameters also
-            where they are sharded.
+        lost: a process had no images because of an outage; nothing changed and the update does not count.
+        skipped: loss or gradient was not finite; nothing changed.
+        gradient: norms `[P]` before clipping of the parameters that have a gradient, never of mere shards.
         parameters: names of those parameters, in the order of the model.
     """
 
@@ -209,19 +191,14 @@ class Result:
     parameters: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """The numbers, for messages."""
         return f"loss {self.loss:g}, gradient norm {self.grad_norm:g}, learning rate {self.lr:g}"
 
 
 @dataclass(frozen=True)
 class Update:
-    """An update that the device was told to compute; `result` waits until it has.
+    """An update that is queued on the device; `result` waits for it.
 
-    Args:
-        numbers: float64, `Sums`, the norm of the gradient, and then of each parameter's.
-        lr: learning rate.
-        parameters: names of those that have a gradient.
-        forward: moments around each forward pass.
+    `numbers` are float64: `Sums`, the gradient's norm, then that of each of `parameters`.
     """
 
     numbers: Fetched
@@ -230,7 +207,6 @@ class Update:
     forward: Moments
 
     def result(self) -> Result:
-        """Wait for the numbers and return them."""
         numbers = self.numbers.wait()
         loss_sum, num_images, num_bad, stopped, lost, norm = numbers[:6].tolist()
         return Result(

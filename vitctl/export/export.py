@@ -50,18 +50,10 @@ _RESIZING = {"image_size", "eval_method", "eval_resize", "resample"}
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """Everything that a writer of a format needs.
+    """Everything that a writer of a format needs: `row` is the format, `found` the weights.
 
-    Args:
-        row: the format.
-        found: the weights.
-        model: what is exported.
-        run_dir: gets the files.
-        name: of single files, without suffix.
-        options: [export].
-        resizing: how the reader of the format pre-processes images, where that differs.
-        images: the user's images, if any.
-        model_score: computes the score of the float32 model on them, once.
+    `resizing` is the reader's pre-processing, if it differs; `images` are the user's, and `model_score`
+    scores the float32 model on them, once. `name` is that of single files, without suffix.
     """
 
     row: ExportFormat
@@ -76,17 +68,15 @@ class ExportRequest:
 
     @property
     def precision(self) -> str:
-        """Return the number format of the file."""
         return self.options.precision if self.options.precision in self.row.precisions else "float32"
 
     @property
     def resizing_note(self) -> tuple[str, ...]:
-        """Return a line about resizing for the user, or nothing."""
         return (self.resizing.note,) if self.resizing else ()
 
 
 class Written(NamedTuple):
-    """A file that is not verified yet, and what its users should know."""
+    """A file that is not verified yet, with notes for its users."""
 
     path: Path
     notes: tuple[str, ...]
@@ -94,14 +84,10 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Exported:
-    """A verified file.
+    """A verified file, with the files that belong to it and notes for its users.
 
-    Args:
-        path: the file.
-        beside: files that belong to it.
-        difference: the largest difference to the model, in standard deviations of the logits.
-        notes: what its users should know.
-        scores: accuracy on the user's images.
+    `difference` is the largest to the model, in standard deviations of the logits; `scores` are accuracies
+    on the user's images.
     """
 
     path: Path
@@ -114,8 +100,7 @@ class Exported:
 def export(
     recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: StopFlag | None = None
 ) -> RunResult:
-    """Write weights.source as export.to and verify each file by reading it back. The files are kept if all
-    agree, otherwise none.
+    """Write weights.source as export.to and verify each file by reading it back; keep all files or none.
 
     An ONNX file or a `torch.export` program takes uint8 images [B, 3, S, S] (RGB, 0..255), already resized,
     or with export.include_preprocess photographs [B, H, W, 3]; the value range is inside the graph, and class
@@ -127,7 +112,7 @@ def export(
 
     Returns:
         the files and, for each, the largest difference to the model's logits in units of their standard
-        deviation, and with images its accuracy beside the model's.
+        deviation, and with images its accuracy next to the model's.
 
     Raises:
         CheckpointError: a written file disagrees with the model, or loses accuracy; it is not kept.
@@ -137,7 +122,7 @@ def export(
     options = recipe.export
     found = weights_of(recipe)
     if names := distinct(found.weights.meta.get("class_names") or ()):
-        found.weights.meta["class_names"] = list(names)  # by which alone other programs tell classes apart
+        found.weights.meta["class_names"] = list(names)  # other programs distinguish classes by name alone
     config = found.weights.config
     refuse(
         RecipeError,
@@ -150,7 +135,7 @@ def export(
     )
     model, _ = loaded_model(found, 0, torch.float32)
     temperature = found.weights.meta.get("temperature") or 1.0
-    own = Raw(model.eval(), found.weights.meta)  # what weights alone compute, and with the temperature
+    own = Raw(model.eval(), found.weights.meta)  # without the temperature, and with it
     plain = Raw(model, found.weights.meta, temperature=temperature)
     scored = Raw(model, found.weights.meta, flip_average=options.flip_average, temperature=temperature).eval()
     images = GivenImages(recipe, found, run_dir, stop) if recipe.data.path or recipe.data.dataset else None
@@ -222,10 +207,7 @@ def export(
 
 
 def _graph(found: FoundWeights, plain: Raw, options: Export) -> Raw:
-    """Return the model as an ONNX file or a program computes it.
-
-    Raises RecipeError if the pre-processing is to be included and is not known.
-    """
+    """Return the model as a graph computes it; RecipeError if pre-processing is wanted but unknown."""
     meta = found.weights.meta
     if options.include_preprocess and not meta.keys() >= _RESIZING:
         raise RecipeError(
@@ -252,9 +234,7 @@ def _graph(found: FoundWeights, plain: Raw, options: Export) -> Raw:
 
 @contextmanager
 def _verified(request: ExportRequest) -> Iterator[tuple[ExportRequest, Path, Exported]]:
-    """Write a file aside, open it and compare it with the model. Yield the folder with it, which `_keep`
-    empties into the run, and what it will be there.
-    """
+    """Write a file to a temporary folder and verify it. Yield the folder, for `_keep`, and the result."""
     row, options, images = request.row, request.options, request.images
     home = request.run_dir / row.name if row.in_folder else request.run_dir
     with partial_folder(request.run_dir, row.name, home) as aside:
@@ -282,8 +262,7 @@ def _verified(request: ExportRequest) -> Iterator[tuple[ExportRequest, Path, Exp
 
 
 def _keep(aside: Path, done: Exported) -> None:
-    """Move a verified file and those beside it to where they belong."""
-    paths = (*done.beside, done.path)  # the file itself comes last, because it refers to the others
+    paths = (*done.beside, done.path)  # the file comes last, because it refers to the others
     for path in paths:
         flush(aside / path.name)
     done.path.parent.mkdir(exist_ok=True)
@@ -293,9 +272,7 @@ def _keep(aside: Path, done: Exported) -> None:
 
 
 def _opened(request: ExportRequest, file: Path) -> dict[str, Opened]:
-    """Return a written file as vitctl opens it, and as each of the other programs that are installed does, by
-    what messages call it. Raises CheckpointError if one cannot.
-    """
+    """Return reader -> the file as opened by vitctl and every installed reader. Raises CheckpointError."""
     opened = {str(file): resolve_name(request.row.prover)(request, file)}
     for package, reader in request.row.readers:
         if find_spec(package) is None:
@@ -303,7 +280,7 @@ def _opened(request: ExportRequest, file: Path) -> dict[str, Opened]:
         try:
             if found := resolve_name(reader)(request, file):
                 opened[f"{file}, opened by {package}"] = found
-        except Exception as error:  # whatever they raise for what they do not know
+        except Exception as error:  # readers raise anything for what they do not know
             raise CheckpointError(
                 file,
                 f"{package} {version(package)} cannot open it ({one_line(str(error))}), so it was not kept",
@@ -324,13 +301,7 @@ def _proven(name: str, opened: Opened, request: ExportRequest, tolerance: float)
 
 @contextmanager
 def partial_folder(run_dir: Path, name: str, shown: Path | None = None) -> Iterator[Path]:
-    """Yield an empty folder in which files are written and verified; remove it afterwards.
-
-    Args:
-        run_dir: of the export.
-        name: of the folder.
-        shown: the final place, which messages name instead; default: the run's folder.
-    """
+    """Yield a temporary folder for writing and verifying; errors name `shown`, the final place, instead."""
     aside = run_dir / f".{name}.partial"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -343,15 +314,11 @@ def partial_folder(run_dir: Path, name: str, shown: Path | None = None) -> Itera
 
 
 def _copied(done: Exported, to: Path, row: ExportFormat) -> tuple[Path, list[str]]:
-    """Copy a file, and the files that belong to a graph, to another path or folder: all or nothing.
-
-    Returns:
-        where the file is now, and what its user should know.
-    """
+    """Copy a file, and files that belong to a graph, all or none. Return the new path and notes."""
     target = to / done.path.name if to.is_dir() else to
     beside = done.beside if row.is_graph else []
     pairs = [(done.path, target), *((file, target.parent / file.name) for file in beside)]
-    # An existing program of this name may be the user's, or one that the user has changed.
+    # An existing program of this name may be written or edited by the user.
     left = [path for _, path in pairs if path.suffix == ".py" and os.path.lexists(path)]
     target.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:  # all are complete before the first replaces an older one

@@ -1,4 +1,4 @@
-"""The exported graph: a network with the value range of its images, and the same in fewer operations."""
+"""The exported graph: a network with its images' value range, and an equivalent in fewer operations."""
 
 import copy
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from vitctl.models.variants import MaskedPatchConfig
 from vitctl.models.vit import Attention, EncoderBlock, VisionTransformer
 
 INPUT, LOGITS, FEATURES = "images", "logits", "features"
-# What the names of layers and weights in a graph begin with, longest first.
+# Prefixes of layers and weights in a graph, longest first.
 SCOPES = ("network.model", "network")
 M = TypeVar("M", bound=nn.Module)
 
@@ -44,8 +44,7 @@ class _Network(nn.Module):
 
 
 class Raw(nn.Module):
-    """A model with its value range in front: uint8 images [B, 3, S, S] to logits [B, K], or without a head
-    to the representation [B, R].
+    """A model with its value range: uint8 images [B, 3, S, S] to logits [B, K], or without a head to [B, R].
 
     Args:
         model: in evaluation mode.
@@ -85,30 +84,25 @@ class Raw(nn.Module):
 
     @property
     def model(self) -> Model:
-        """Return the network without the value range."""
         return self.network.model
 
     @property
     def outputs(self) -> list[str]:
-        """Return the names of the outputs."""
         has_head = self.model.head is not None
         return [LOGITS] * has_head + [FEATURES] * (self.network.gives_features or not has_head)
 
     @property
     def free_axes(self) -> tuple[str, ...]:
-        """Return the names of the input's leading axes of free length."""
+        """Names of the input's leading axes of free length."""
         return ("batch",) if self.preprocess is None else ("batch", "height", "width")
 
     def free_sizes(self) -> dict[int, torch.export.Dim]:
-        """Return the free axes as `torch.export` takes them."""
         return {axis: torch.export.Dim(name) for axis, name in enumerate(self.free_axes)}
 
     def example(self, batch: int, number: int = 0) -> Tensor:
         """Return noise to trace or verify the graph with.
 
-        Args:
-            batch: number of images.
-            number: seed; where sizes are free, also the size of the photographs.
+        `number` is the seed and, if sizes are free, also selects the size of the photographs.
         """
         size = self.model.config.image_size
         shape = (batch, 3, size, size)
@@ -119,9 +113,7 @@ class Raw(nn.Module):
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
 
     def traced(self) -> "Raw":
-        """Return the same model for an exporter: kernels that every pass would standardise are standardised
-        once.
-        """
+        """Return the same model for an exporter, with kernels standardised once instead of in every pass."""
         if not any(isinstance(module, StdConv) for module in self.modules()):
             return self
         result = copy.deepcopy(self)
@@ -132,16 +124,12 @@ class Raw(nn.Module):
 
 
 def folded(raw: Raw) -> Raw:
-    """Return the same graph with `FoldedBlock`s: constants are folded into weights.
-
-    Args:
-        raw: in evaluation mode; it stays as it is, and shares the weights that are not folded.
-    """
+    """Return the same graph with `FoldedBlock`s: constants are folded into weights; `raw` is unchanged."""
     model = raw.model
     if not isinstance(model, VisionTransformer) or isinstance(model.config, MaskedPatchConfig):
         return raw
     blocks = nn.ModuleList(
-        # Positions inside the attention add to the logits what depends on the query: it cannot be folded.
+        # Positions inside the attention add terms to the logits that depend on the query: not foldable.
         FoldedBlock(block) if type(block) is EncoderBlock and _is_plain(block) else block
         for block in model.blocks
     )
@@ -172,12 +160,11 @@ class FoldedBlock(nn.Module):
 
 
 class FoldedAttention(nn.Module):
-    """`Attention` in plain products, for some of the tokens as queries: `[B, Q, D]` and all `[B, N, D]` to
-    `[B, Q, D]`.
+    """`Attention` in plain products: queries `[B, Q, D]` and all tokens `[B, N, D]` to `[B, Q, D]`.
 
-    Three products instead of one whose result has to be cut, with 1 / sqrt(Dh) in the weights of the query.
-    The bias of the key adds the same number to all logits of a query, which softmax takes away again. The
-    bias of the value passes through weights that sum to 1, into the bias of the output.
+    Three products replace one whose result has to be cut, with 1 / sqrt(Dh) in the query weights. The key
+    bias adds the same number to all logits of a query, which softmax cancels. The value bias passes
+    through weights that sum to 1, into the output bias.
     """
 
     def __init__(self, attention: Attention) -> None:
@@ -213,7 +200,6 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def _with(module: M, name: str, child: nn.Module) -> M:
-    """Return the same module with another child; all else is shared."""
     result = copy.copy(module)
     result.__dict__["_modules"] = {**module._modules, name: child}
     return result

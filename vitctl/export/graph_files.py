@@ -23,12 +23,12 @@ from vitctl.export.resizing import stored_transform
 from vitctl.models.weights.meta import activation_of
 
 OPSET = 20
-# One file of ONNX cannot be larger than 2 GiB; above this, weights are in a second file.
+# An ONNX file is limited to 2 GiB; above this size, weights go to a second file.
 MOST_BYTES_INSIDE = 2**31 - 2**26
-PROGRAM_METADATA = "vitctl.json"  # of torch's extra files
+PROGRAM_METADATA = "vitctl.json"  # among torch's extra files
 # Pillow's bilinear filter always has antialias.
 _PILLOW = {"bilinear": "BILINEAR", "bilinear_antialias": "BILINEAR"}
-# In the program for the user, by the activation.
+# Lines of the sample program, by activation.
 _PROBABILITIES = {
     "softmax": "likely = numpy.exp(logits - numpy.logaddexp.reduce(logits))  # softmax",
     "sigmoid": "likely = numpy.exp(-numpy.logaddexp(0, -logits))  # sigmoid: each class has its own",
@@ -37,18 +37,16 @@ _PILLOW |= {"bicubic_antialias": "BICUBIC", "area": "BOX"}
 
 
 def write_onnx(request: ExportRequest, folder: Path) -> Written:
-    """Write NAME.onnx, NAME.py that runs it, and in a lower precision NAME.ranges.json with the range of each
-    activation.
+    """Write NAME.onnx, NAME.py that runs it, and in lower precision NAME.ranges.json with activations.
 
-    Raises:
-        CheckpointError: float16 overflows.
+    Raises CheckpointError if float16 overflows.
     """
     file, notes = folder / f"{request.name}.onnx", []
     with partial_folder(request.run_dir, "float32") as aside, quiet():
         full = file if request.precision == "float32" else aside / file.name
         trace(request.model, full, _metadata(request))
         if full != file:
-            assert request.images is not None  # by the recipe
+            assert request.images is not None  # the recipe requires them
             ranges, text = narrow(
                 full, file, request.precision, request.model, request.images, MOST_BYTES_INSIDE
             )
@@ -59,7 +57,7 @@ def write_onnx(request: ExportRequest, folder: Path) -> Written:
 
 
 def open_onnx(_request: ExportRequest, path: Path) -> Opened:
-    """Return an ONNX file as onnxruntime runs it on the CPU, with the answers that its metadata tell.
+    """Return an ONNX file as onnxruntime runs it on the CPU, with answers by its metadata.
 
     Raises CheckpointError if it cannot be opened.
     """
@@ -67,7 +65,7 @@ def open_onnx(_request: ExportRequest, path: Path) -> Opened:
     options.log_severity_level = 3
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's classes of errors share no base
+    except Exception as error:  # onnxruntime's errors have no common base class
         text = str(error).splitlines()[0]
         raise CheckpointError(path, f"onnxruntime cannot open it ({text}); it was not kept") from error
 
@@ -83,13 +81,7 @@ _ONNX_TRACE = "pkg.torch.onnx.stack_trace"
 
 
 def trace(model: Raw, path: Path, metadata: dict[str, str]) -> None:
-    """Write a model as an ONNX file with a free batch size; large weights go to PATH.data.
-
-    Args:
-        model: in evaluation mode, float32.
-        path: the file.
-        metadata: of the file.
-    """
+    """Write a float32 model as ONNX with a free batch size; large weights go to PATH.data."""
     program = torch.onnx.export(
         folded(model.traced()),
         (model.example(2),),
@@ -140,23 +132,18 @@ def _metadata(request: ExportRequest) -> dict[str, str]:
 
 
 def _described(request: ExportRequest) -> dict[str, Any]:
-    """Return the metadata of the weights, and what turns their logits into probabilities, or that they have
-    no head.
-    """
+    """Return the weights' metadata with the activation for their logits, or with "none" as head."""
     meta, rows = request.found.weights.meta, request.found.weights.config.num_classes
     return meta | ({"activation": activation_of(meta, rows)} if rows else {"head": "none"})
 
 
 def sample_program(meta: dict[str, Any], model: Raw) -> str:
-    """Return a dozen lines of Python that print a photograph's five best classes and their probabilities,
-    or without a head its features, for the user to start from.
+    """Return a short Python program that prints a photograph's best classes, or features without a head.
 
-    Args:
-        meta: of the weights, with the activation.
-        model: what was exported.
+    `meta` is that of the weights, with the activation.
     """
     opened = "Image.open(sys.argv[1])"
-    if meta.get("exif_orientation") is not False:  # as `vitctl predict` reads weights that do not say
+    if meta.get("exif_orientation") is not False:  # the default of `vitctl predict`
         opened = f"ImageOps.exif_transpose({opened})"
     inside, output = model.preprocess is not None, model.outputs[0]
     lines = [
@@ -180,7 +167,6 @@ def sample_program(meta: dict[str, Any], model: Raw) -> str:
 
 
 def _resizing_lines(meta: dict[str, Any]) -> list[str]:
-    """Return the lines that resize and crop with Pillow."""
     transform = stored_transform(meta)
     size, side = transform.image_size, transform.resize
     rule = f"Image.Resampling.{_PILLOW.get(transform.resample, transform.resample.upper())}"
@@ -227,7 +213,7 @@ def write_program(request: ExportRequest, folder: Path) -> Written:
 
 
 def open_program(_request: ExportRequest, path: Path) -> Opened:
-    """Return a `torch.export` program as torch runs it, with the answers that its metadata tell."""
+    """Return a `torch.export` program as torch runs it, with answers by its metadata."""
     extra = {PROGRAM_METADATA: ""}
     with quiet():
         run = run_model(torch.export.load(path, extra_files=extra).module())

@@ -1,6 +1,4 @@
-"""ONNX in float16 and in int8, by onnxruntime's converters, with the range of each activation on the user's
-images.
-"""
+"""ONNX in float16 and int8, by onnxruntime's converters, with activation ranges on the user's images."""
 
 import re
 from collections.abc import Iterable
@@ -19,12 +17,12 @@ from vitctl.export.proof import GivenImages
 from vitctl.system.text import count_text
 
 LARGEST_FLOAT16 = 65504.0
-_MODULES = "pkg.torch.onnx.name_scopes"  # of a node: the modules that it lies in, outermost first
+_MODULES = "pkg.torch.onnx.name_scopes"  # a node's enclosing modules, outermost first
 _QUANTISED = ["Conv", "Gemm", "MatMul"]
 
 
 class _Reader:
-    """The user's images one batch after the other, as onnxruntime asks for them."""
+    """The user's images batch by batch, as onnxruntime requests them."""
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
         self._inputs = iter(inputs)
@@ -37,26 +35,15 @@ class _Reader:
 def narrow(
     full: Path, path: Path, precision: str, model: Raw, given: GivenImages, most_inside: int
 ) -> tuple[dict[str, Any], str]:
-    """Write a float32 ONNX file in a lower precision. Its input and outputs keep their types.
+    """Write a float32 ONNX file in float16 or int8. Its input and outputs keep their types.
 
-    float16 looks at each image that is scored. In int8 are the products with weights, but for the head:
-    weights have a scale for each output, activations one for each tensor, by its range on the images of
-    data.calibration_split.
-
-    Args:
-        full: the float32 file.
-        path: the file to write.
-        precision: float16 or int8.
-        model: what `full` is of.
-        given: the user's images.
-        most_inside: larger weights, in bytes, go to PATH.data.
-
-    Returns:
-        the range of each activation by tensor, and a line for the user.
+    float16 checks each image that is scored. int8 covers the products with weights, except the head:
+    weights have a scale for each output, activations one per tensor, by its range on
+    data.calibration_split. Weights larger than `most_inside` bytes go to PATH.data. Return the range of
+    each activation, and a line for the user.
 
     Raises:
-        CheckpointError: a weight or an activation is larger than float16 can hold; the message names its
-            layer.
+        CheckpointError: a weight or an activation exceeds float16; the message names its layer.
         DataError: there are no images to calibrate on.
     """
     source = given.source if precision == "float16" else given.calibration
@@ -94,26 +81,22 @@ def narrow(
 
 
 def layer_of(node: onnx.NodeProto) -> str:
-    """Return the module of the network that a node belongs to, as in its state dictionary; "" before and
-    after the network.
-    """
+    """Return a node's module, named as in the state dictionary; "" before and after the network."""
     scopes = next((entry.value for entry in node.metadata_props if entry.key == _MODULES), "")
     modules = re.findall(r"'([^']*)'", scopes)[:-1]
     return (_in_network(modules[-1]) or "network") if SCOPES[-1] in modules else ""
 
 
 def _in_network(name: str) -> str:
-    """Return a name in the graph as the network itself calls it."""
     for scope in SCOPES:
         name = name.removeprefix(scope)
     return name.removeprefix(".")
 
 
 def _ranges(full: Path, reader: _Reader, has_data: bool) -> dict[str, Any]:
-    """Return layer, operator, smallest and largest value of each float output of a node, in graph order.
+    """Return layer, operator, minimum and maximum of each float output of a node, in graph order.
 
-    An infinity, such as the border of a max-pooling, is None. A model that overflows in float32 does not get
-    here.
+    An infinity, such as the border of a max-pooling, is None.
     """
     augmented = str(full.with_name("ranges.onnx"))
     calibrator = create_calibrator(full, augmented_model_path=augmented, use_external_data_format=has_data)
@@ -131,9 +114,7 @@ def _ranges(full: Path, reader: _Reader, has_data: bool) -> dict[str, Any]:
 
 
 def _refuse_overflow(full: Path, ranges: dict[str, Any], path: Path) -> str:
-    """Return the largest activation in words. Raises CheckpointError with the first weight or layer that
-    float16 cannot hold.
-    """
+    """Return the largest activation in words. Raises CheckpointError for what float16 cannot hold."""
     sizes: list[tuple[str, float]] = []
     for tensor in onnx.load(full, load_external_data=False).graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT:

@@ -1,6 +1,4 @@
-"""Written folders as their own programs open them, for the proof of an export. Only what is installed is
-imported; nothing is downloaded.
-"""
+"""Written folders as their programs open them, if installed, for verification; nothing is downloaded."""
 
 from collections.abc import Sequence
 from contextlib import redirect_stderr
@@ -23,7 +21,7 @@ from vitctl.models.weights.torchvision import arguments
 
 
 class _Scaled(nn.Module):
-    """Another program's model, uint8 images to what it computes, with its own mean and standard deviation."""
+    """Another program's model on uint8 images, with its mean and standard deviation."""
 
     def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
@@ -32,15 +30,14 @@ class _Scaled(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         outputs: Any = self.model((images.float() / 255 - self.mean) / self.std)
-        logits: Tensor = getattr(outputs, "logits", outputs)  # of transformers, and of others
+        logits: Tensor = getattr(outputs, "logits", outputs)  # for transformers, and for others
         return logits
 
 
 def open_pipeline(request: ExportRequest, path: Path) -> Opened | None:
-    """Return the answers of transformers' pipeline for a folder. The pipeline resizes too, which
-    `ResizingCheck` looks at.
+    """Return the answers of transformers' pipeline for a folder; `ResizingCheck` covers its resizing.
 
-    None without a head, of which it has none, and with a norm eps that timm's architecture has not.
+    None without a head, which the pipeline requires, or with a norm eps that timm's architecture lacks.
     """
     from transformers import pipeline
 
@@ -61,9 +58,7 @@ def open_pipeline(request: ExportRequest, path: Path) -> Opened | None:
 
 
 def open_timm(_request: ExportRequest, path: Path) -> Opened:
-    """Return a folder as timm opens it, with the norm eps of the note. timm leaves answers to its user: they
-    are those that `config.json` says.
-    """
+    """Return a folder as timm opens it, with the note's norm eps, and answers by `config.json`."""
     import timm
 
     told = read_json(path.parent / CONFIG)
@@ -76,7 +71,7 @@ def open_timm(_request: ExportRequest, path: Path) -> Opened:
 
 
 def open_torchvision(request: ExportRequest, path: Path) -> Opened:
-    """Return a folder as torchvision opens it with the arguments of the note, which are all it has."""
+    """Return a folder as torchvision opens it with the note's arguments, which are all it has."""
     from torchvision.models import VisionTransformer
 
     weights = request.found.weights

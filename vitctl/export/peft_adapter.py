@@ -1,4 +1,4 @@
-"""Adapters of a LoRA run as peft reads them, beside transformers' ViT."""
+"""Adapters of a LoRA run for peft, on transformers' ViT."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -30,11 +30,9 @@ _PREFIX, _HEAD = "base_model.model", "classifier"
 
 
 def write_peft(request: ExportRequest, folder: Path) -> Written:
-    """Write adapters and head, their configuration, transformers' JSON files of the whole, and a README.md.
+    """Write adapters and head, their configuration, transformers' JSON files, and a README.md.
 
-    Raises:
-        CheckpointError: the weights have no adapters beside them, or transformers' ViT or peft cannot hold
-            what was trained.
+    Raises CheckpointError without adapters, or if transformers' ViT or peft cannot hold what was trained.
     """
     found = request.found
     config, lora, adapters = found.weights.config, found.weights.meta.get("lora"), _adapters(found)
@@ -91,9 +89,7 @@ def write_peft(request: ExportRequest, folder: Path) -> Written:
 
 
 def open_peft(request: ExportRequest, path: Path) -> Opened:
-    """Return the model with the adapters and the head that are read back, instead of those it was merged
-    with.
-    """
+    """Return the model with the adapters and head read back in place of the merged ones."""
     found, theirs = request.found, read_tensors(path)
     config = json.loads((path.parent / _CONFIG).read_text())
     lora, state = found.weights.meta["lora"], dict(found.weights.state)
@@ -114,7 +110,6 @@ def open_peft(request: ExportRequest, path: Path) -> Opened:
 
 
 def _adapters(found: FoundWeights) -> dict[str, Tensor]:
-    """Return the adapters that lie beside the weights; empty where none do."""
     path = Path(found.path)
     file = tensor_files(path.parent).get(ADAPTERS.get(name_of(path.name), ""))
     return read_tensors(file) if file is not None else {}
@@ -123,9 +118,9 @@ def _adapters(found: FoundWeights) -> dict[str, Tensor]:
 def _modules(
     adapters: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, tuple[str, str], tuple[Tensor, Tensor]]]:
-    """Yield the name of a module of transformers' ViT, our weight and target, and A and B.
+    """Yield a module name of transformers' ViT, our weight and target, and A and B.
 
-    Each comes twice: transformers 4 has the names of its files in memory, transformers 5 has others.
+    Each comes twice, because transformers 4 and 5 name modules differently in memory.
     """
     for layer, pairs in factors_of(adapters).items():
         rule = rule_for(huggingface.TABLE, layer)

@@ -1,8 +1,8 @@
 """The evaluation pre-processing as a graph: photographs of any size to the square that a network takes.
 
 Most rules are two matrix products, with weights that the graph computes from the size of the image. An ONNX
-`Resize` would not do: it rounds otherwise, has no rule for `area`, and runtimes differ in what they make of
-its options.
+`Resize` would not do: it rounds differently, has no rule for `area`, and runtimes interpret its options
+differently.
 """
 
 import torch
@@ -12,14 +12,13 @@ from vitctl.data.images.transforms import EvalResample, EvalTransform
 
 IN_GRAPHS: tuple[EvalResample, ...] = ("bilinear", "bilinear_antialias", "bicubic_antialias", "area")
 _CUBIC = -0.5  # Pillow's and torch's coefficient with antialias
-_LARGEST_WEIGHT, _MOST_BITS = 2**15, 22  # of torch's resizing of bytes, whose weights are 16-bit numbers
+_LARGEST_WEIGHT, _MOST_BITS = 2**15, 22  # torch resizes bytes with 16-bit weights
 
 
 class Preprocess(nn.Module):
-    """`EvalTransform` on decoded pixels: uint8 `[B, H, W, 3]`, of one size per batch, to whole numbers `[B,
-    3, S, S]` in float64.
+    """`EvalTransform` as a graph: uint8 `[B, H, W, 3]`, one size per batch, to `[B, 3, S, S]`.
 
-    Photographs must be upright already: pixels do not tell their orientation.
+    The results are integers in float64. Photographs must be upright: pixels do not show their orientation.
     """
 
     def __init__(self, transform: EvalTransform) -> None:
@@ -61,20 +60,17 @@ class Preprocess(nn.Module):
                 )
                 for axis in (0, 1)
             )
-            pixels = _rounded(pixels @ columns[0].T, columns[1])  # as torch: rows of whole numbers first
+            pixels = _rounded(pixels @ columns[0].T, columns[1])  # as torch: rows first, rounded
             pixels = _rounded(rows[0] @ pixels, rows[1])
         return self._filled(pixels, first, new) if whole else pixels
 
     def _numbers(self, first: Tensor, count: int, last: Tensor) -> Tensor:
-        """Return `count` numbers of new pixels, or of their edges; beside a letterboxed image that of the
-        nearest.
-        """
+        """Return `count` numbers of new pixels or edges, clamped to the image if it is letterboxed."""
         numbers = first + torch.arange(count, dtype=torch.float64)
         letterbox = self.transform.method == "letterbox"
         return torch.minimum(numbers.clamp(min=0), last) if letterbox else numbers
 
     def _filled(self, pixels: Tensor, first: list[Tensor], new: list[Tensor]) -> Tensor:
-        """Return the letterboxed image, with the colour of the transform beside it."""
         numbers = [start + torch.arange(self.transform.image_size, dtype=torch.float64) for start in first]
         rows, columns = ((at >= 0) & (at < side) for at, side in zip(numbers, new, strict=True))
         colour = torch.tensor(self.transform.fill, dtype=torch.float64).view(3, 1, 1)
@@ -88,16 +84,11 @@ def _rounded(sums: Tensor, one: Tensor) -> Tensor:
 def _weights(
     resample: EvalResample, num_old: int, old: Tensor, new: Tensor, wanted: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the weights `[count, num_old]` of the old pixels for the `wanted` new ones, and the weight that
-    counts as 1.
+    """Return the weights `[count, num_old]` of old pixels for the `wanted` new ones, and the weight of 1.
 
-    Args:
-        resample: the rule.
-        num_old, old: the old side, as a number of the graph and as a tensor.
-        new: the new side.
+    `num_old` and `old` are the old side, as a number and as a tensor of the graph.
     """
-    # The first row of all comes along: the largest weight, which sets the rounding of all of them, is often
-    # there.
+    # Row 0 is included: it often has the largest weight, which determines the rounding of all.
     numbers = torch.cat([torch.zeros(1, dtype=torch.float64), wanted])[:, None]
     pixels = torch.arange(num_old, dtype=torch.float64)[None]
     scale = old / new
@@ -114,9 +105,7 @@ def _weights(
 
 
 def _area_means(values: Tensor, axis: int, old: Tensor, new: Tensor, wanted: Tensor) -> Tensor:
-    """Resize as `area_resized` does along one axis, in the same order of operations: differences of the
-    running sum at the `wanted` edges of the new pixels.
-    """
+    """Resize as `area_resized` along one axis, in the same order of operations, by a running sum."""
     sums = values.cumsum(dim=axis)
     edges = wanted * (old / new)
     count = len(wanted) - 1

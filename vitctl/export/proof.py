@@ -1,6 +1,4 @@
-"""Verification of a written file against its model: outputs and answers on noise in batches of several
-sizes, and accuracy on the user's images.
-"""
+"""Verification of a written file against its model, on noise and by accuracy on the user's images."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -30,25 +28,23 @@ from vitctl.recipe.schema import ExportRecipe
 
 TOLERANCE = 1e-4
 _BATCH, _TOP = 16, 5
-# The outputs of a file or a model, in their order, for a batch of its input.
+# Runs a file or a model on a batch: its outputs, in order.
 Run = Callable[[Tensor], Sequence[np.ndarray]]
-# Names and probabilities of all classes for each row of logits; "" for the name of an unnamed one.
+# Names and probabilities of all classes for each row of logits; unnamed classes are "".
 Answering = Callable[[Tensor], list[Ranking]]
 
 
 class Opened(NamedTuple):
-    """A written file, as a program opens it: its outputs, and what it makes of the logits."""
+    """A written file, as a program opens it: its outputs, and its answers from logits."""
 
     run: Run
     answers: Answering
 
 
 def answering(meta: Mapping[str, Any], temperature: float | None) -> Answering:
-    """Return how `vitctl predict` makes answers of logits.
+    """Return the function by which `vitctl predict` turns logits into answers.
 
-    Args:
-        meta: of the weights; of a written file those that are read from it.
-        temperature: by which the logits are still to be divided.
+    `meta` is of the weights or read from a file; logits are divided by `temperature`, unless it is None.
     """
 
     def answers(logits: Tensor) -> list[Ranking]:
@@ -61,8 +57,6 @@ def answering(meta: Mapping[str, Any], temperature: float | None) -> Answering:
 
 
 def run_model(model: nn.Module) -> Run:
-    """Return a model as a `Run`."""
-
     @torch.inference_mode()
     def run(images: Tensor) -> list[np.ndarray]:
         outputs = model(images)
@@ -72,18 +66,12 @@ def run_model(model: nn.Module) -> Run:
 
 
 def agree(path: Path | str, model: Raw, batch_sizes: Sequence[int], run: Run, tolerance: float) -> float:
-    """Return the largest difference between a file and its model on noise, in standard deviations of the
-    logits.
+    """Return the largest difference of a file to its model on noise, in standard deviations of the logits.
 
-    Args:
-        path: of the file, for the message.
-        model: what the file was made of.
-        batch_sizes: each is run.
-        run: the written file.
-        tolerance: largest difference; infinite to check only shapes and finite values.
+    An infinite `tolerance` checks only shapes and finite values.
 
     Raises:
-        CheckpointError: the difference exceeds `tolerance`, is not a number, or an output has another shape.
+        CheckpointError: the difference exceeds `tolerance` or is NaN, or an output has another shape.
     """
     largest = 0.0
     for number, batch in enumerate(batch_sizes):
@@ -110,17 +98,10 @@ def agree(path: Path | str, model: Raw, batch_sizes: Sequence[int], run: Run, to
 
 
 def check_answers(path: str, opened: Opened, model: Raw, wanted: Answering, tolerance: float) -> None:
-    """Compare the answers of a file with those of its model on noise: names, and their probabilities.
+    """Compare the names and probabilities of a file's answers with those of its model on noise.
 
-    Args:
-        path: of the file, for the message.
-        opened: the file.
-        model: what the file was made of, with a head.
-        wanted: makes the answers of its logits.
-        tolerance: see `agree`; a probability differs by less than the logits do.
-
-    Raises:
-        CheckpointError: names or probabilities differ.
+    `wanted` makes the answers from the model's logits; `tolerance` as for `agree`, since a probability
+    differs by less than the logits do. Raises CheckpointError if names or probabilities differ.
     """
     images = model.example(3)
     logits, expected = (torch.from_numpy(run(images)[0]) for run in (opened.run, run_model(model)))
@@ -136,7 +117,7 @@ def check_answers(path: str, opened: Opened, model: Raw, wanted: Answering, tole
 
 
 class GivenImages:
-    """The images of data.path or data.dataset: a file is scored on some, and int8 is calibrated on others.
+    """The images of data.path or data.dataset: some score a file, others calibrate int8.
 
     Raises:
         DataError: there are no such images.
@@ -169,10 +150,7 @@ class GivenImages:
 
     @cached_property
     def calibration(self) -> Source:
-        """Return the images that int8 is calibrated on; none of them is scored.
-
-        Raises DataError if there are none.
-        """
+        """Return int8's calibration images, none of which is scored. Raises DataError if there are none."""
         split = self.calibration_split
         try:
             source = open_recipe_split(self._recipe.data, split, self._run_dir / "data")
@@ -184,9 +162,7 @@ class GivenImages:
         return random_subset(source, min(self._recipe.export.calibration_images, len(source)), 0)
 
     def inputs(self, source: Source, *, photographs: bool) -> Iterator[Tensor]:
-        """Yield images as a file takes them: batches of prepared squares, uint8 [B, 3, S, S]; or single
-        photographs, decoded and upright, uint8 [1, H, W, 3].
-        """
+        """Yield prepared squares, uint8 [B, 3, S, S], or single upright photographs, [1, H, W, 3]."""
         if photographs:
             prepared = self._photographs(source)
         else:
@@ -214,7 +190,6 @@ class Score(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """Return the numbers for result.json."""
         hits = self.hits
         return {
             "accuracy": hits.accuracy,
@@ -225,13 +200,7 @@ class Score(NamedTuple):
 
 
 def score(path: Path | str, run: Run, inputs: Iterable[Tensor], given: GivenImages) -> Score:
-    """Return the accuracy of a file, or of its model.
-
-    Args:
-        path: of the file, for the message.
-        run: file or model.
-        inputs: the user's images as `run` takes them.
-        given: their labels.
+    """Return the predictions and accuracy of a file, or of its model, on `inputs` as `run` takes them.
 
     Raises:
         CheckpointError: the logits are NaN or infinite.
@@ -251,19 +220,13 @@ def score(path: Path | str, run: Run, inputs: Iterable[Tensor], given: GivenImag
 def compare(
     path: Path, file: Score, model: Score, given: GivenImages, allowed: float
 ) -> tuple[dict[str, Any], str]:
-    """Compare the accuracy of a file with that of its float32 model.
-
-    Args:
-        path: of the file, for the message.
-        file, model: scores; the model's with vitctl's pre-processing.
-        given: the images.
-        allowed: the largest loss of accuracy, 0 to 1.
+    """Compare the accuracy of a file with that of its float32 model, scored with vitctl's pre-processing.
 
     Returns:
         both scores for result.json, and a line for the user.
 
     Raises:
-        CheckpointError: the file loses more.
+        CheckpointError: the file loses more than `allowed`, 0 to 1.
     """
     same, total = int((file.best[:, 0] == model.best[:, 0]).sum()), len(file.best)
     text = (

@@ -1,4 +1,4 @@
-"""The resizing of the program that reads an exported file, and how often it changes a prediction."""
+"""Resizing by the program that reads an exported file, and how often it changes a prediction."""
 
 import time
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ _WORDS = {
 
 
 class Resizing(NamedTuple):
-    """Another program's pre-processing, where it differs from that with which the weights are scored.
+    """Another program's pre-processing, where it differs from the one that scores the weights.
 
     `note` is a line for the user; `changed` of `total` predictions change, None if that was not measured.
     """
@@ -40,7 +40,6 @@ class Resizing(NamedTuple):
 
 
 def stored_transform(meta: dict[str, Any]) -> EvalTransform:
-    """Return the pre-processing that is stored with weights."""
     is_whole = meta["eval_method"] == "letterbox"
     return EvalTransform(
         meta["image_size"],
@@ -53,14 +52,9 @@ def stored_transform(meta: dict[str, Any]) -> EvalTransform:
 
 
 class ResizingCheck:
-    """Counts the predictions that another pre-processing changes, on images of the run that trained the
-    model. Nothing is read before it is needed.
+    """Counts predictions that another pre-processing changes, on images of the training run; reads lazily.
 
-    Args:
-        found: the weights.
-        model: of these weights, uint8 images [B, 3, S, S] to logits [B, K].
-        num_images: maximum number of images; 0 for none.
-        given: the user's images instead of those of the run, and their name.
+    `num_images` is the maximum, 0 for none; `given` are the user's images, used instead, and their name.
     """
 
     def __init__(
@@ -70,9 +64,7 @@ class ResizingCheck:
         self._answers: dict[EvalTransform, Tensor] = {}
 
     def __call__(self, row: ExportFormat) -> Resizing | None:
-        """Return how the reader of a format resizes images; None if as the weights are scored, or if that is
-        not stored.
-        """
+        """Return how a format's reader resizes images; None if as when scoring, or if that is not stored."""
         try:
             ours = stored_transform(self.found.weights.meta)
         except (KeyError, DataError):
@@ -94,9 +86,7 @@ class ResizingCheck:
         return Resizing(f"{how}; {measured}", changed, total)
 
     def _images(self) -> tuple[Source, str]:
-        """Return some of the images that the run scores, and their name. Raises VitctlError if there are
-        none.
-        """
+        """Return some of the images that the run scores, and their name. Raises VitctlError for none."""
         refuse(
             DataError,
             (not self.num_images, "export.check_images = 0"),
@@ -121,9 +111,7 @@ class ResizingCheck:
 
     @torch.inference_mode()
     def _best(self, source: Source, transform: EvalTransform, total: int = 0) -> Tensor:
-        """Return the predictions for the first `total` images; with 0 for all, or for as many as the time
-        limit allows.
-        """
+        """Return predictions for the first `total` images, or for all (0) within the time limit."""
         if transform not in self._answers:
             end, answers = time.monotonic() + _SECONDS, list[Tensor]()
             for batch in eval_batches(

@@ -1,8 +1,7 @@
-"""Weights files in vitctl's and other programs' formats, with what those programs expect beside them: JSON
-files, and a model card.
+"""Weights in vitctl's and other programs' formats, with the JSON files and model card that these expect.
 
-The card is the README.md of the folder: how the weights are used, what they score, what they were made of.
-Hugging Face reads its head.
+The card is the folder's README.md: usage, scores and provenance of the weights. Hugging Face reads its
+header.
 """
 
 import json
@@ -28,7 +27,7 @@ from vitctl.models.weights.weights_file import read_weights, write_weights
 from vitctl.system.files import write_json, write_text
 from vitctl.system.text import one_line
 
-# Licences that Hugging Face knows by name.
+# Licences that Hugging Face identifies by name.
 _OF_HUB = ("apache-2.0", "mit", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0")
 _TABLE = (
     "| images | top-1 | correct | of | digest of images and labels | 95 % interval |",
@@ -37,10 +36,9 @@ _TABLE = (
 
 
 def write_weights_file(request: ExportRequest, folder: Path) -> Written:
-    """Write the weights for a program; in a folder for another program also a README.md.
+    """Write the weights for a program, and for another program's folder also a README.md.
 
-    Raises:
-        CheckpointError: the format cannot hold the model.
+    Raises CheckpointError if the format cannot hold the model.
     """
     row, weights = request.row, request.found.weights
     target = folder / f"model{row.ending}" if row.ending == ".npz" else folder
@@ -64,7 +62,7 @@ def write_weights_file(request: ExportRequest, folder: Path) -> Written:
 
 
 def open_weights_file(_request: ExportRequest, path: Path) -> Opened:
-    """Return what vitctl reads back: nothing is known but what is written."""
+    """Return the weights as vitctl reads them back, from nothing but the file."""
     weights = read_weights(path)
     model, _ = loaded_model(FoundWeights(str(path), weights), 0, torch.float32)
     return Opened(
@@ -73,12 +71,7 @@ def open_weights_file(_request: ExportRequest, path: Path) -> Opened:
 
 
 def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
-    """Return a model card in Markdown.
-
-    Args:
-        request: the weights, and the user's images.
-        notes: a line each: how the weights are read, and how images are resized.
-    """
+    """Return a model card in Markdown; `notes` are lines on reading the weights and resizing images."""
     found, licence, row = request.found, request.options.data_licence, request.row
     config = found.weights.config
     result = _result(found)

@@ -1,5 +1,4 @@
-"""The two axial networks of Appendix D.6: attention along rows and columns in place of attention over the
-whole grid.
+"""The two axial networks of Appendix D.6, which attend along rows and columns instead of the full grid.
 
 Their code was not published. Where the paper is silent, the docstrings say which reading was chosen.
 """
@@ -19,11 +18,7 @@ AXIAL = Numerics(norm_eps=1e-4, std_eps=0.0, variance_eps=1e-5, same_padding=Tru
 
 
 class AxialBlock(Block):
-    """Row self-attention and MLP, then column self-attention and MLP, `[B, N, D]` to `[B, N, D]`.
-
-    Each half is a whole `EncoderBlock`. In the first, a token sees the tokens of its own row; in the second,
-    those of its own column. Paper: Appendix D.6
-    """
+    """Row, then column self-attention, each with an MLP, `[B, N, D]` to `[B, N, D]`. Paper: Appendix D.6"""
 
     def __init__(self, config: ViTConfig, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -38,8 +33,7 @@ class AxialBlock(Block):
 
 
 class AxialTransformer(VisionTransformer):
-    """A `VisionTransformer` of axial blocks. No class token, which has no place on a grid: the patches are
-    averaged.
+    """A `VisionTransformer` of axial blocks. It averages patches: a class token has no place on a grid.
 
     Positions are those of the plain model, one learned row for each place of the grid, added at the stem.
     Paper: Appendix D.6
@@ -52,9 +46,9 @@ class AxialTransformer(VisionTransformer):
 class AxialAttention(nn.Module):
     """Attention within each sequence, with relative positions, `[B, C, L]` to `[B, C, L]`.
 
-    As in Axial-DeepLab, which the paper names as its base: queries and keys are half as wide as values; an
-    embedding of the offset i - j stands beside the query, the key and the value; logits are not scaled. Norms
-    are GroupNorm, over a sequence, and all heads share the embeddings. Paper: Appendix D.6
+    As in Axial-DeepLab, which the paper names as its base: queries and keys are half as wide as values;
+    query, key and value each have an embedding of the offset i - j; logits are not scaled. Norms are
+    GroupNorm, over a sequence, and all heads share the embeddings. Paper: Appendix D.6
     """
 
     def __init__(self, width: int, length: int, config: AxialResNetConfig) -> None:
@@ -66,9 +60,7 @@ class AxialAttention(nn.Module):
         self.norm = GroupNorm(config.num_groups, width, eps=AXIAL.norm_eps)
 
     def attention(self, sequences: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the weights `[B, H, L, L]`, queries before keys, the values `[B, H, d, L]`, and those of
-        offsets `[L, L, d]`.
-        """
+        """Return weights `[B, H, L, L]` (queries before keys), values `[B, H, d, L]`, offsets `[L, L, d]`."""
         parts = [self.head_size // 2, self.head_size // 2, self.head_size]
         projected = self.qkv_norm(self.qkv(sequences.transpose(1, 2)).transpose(1, 2))  # [B, 2 C, L]
         query, key, value = torch.split(
@@ -95,9 +87,7 @@ class AxialAttention(nn.Module):
 
 
 class AxialUnit(Block):
-    """A `UnitV1` whose 3x3 convolution is row attention, then column attention; average pooling does the
-    stride.
-    """
+    """A `UnitV1` with row, then column attention for its 3x3 convolution; average pooling does the stride."""
 
     def __init__(self, shape: UnitShape, config: AxialResNetConfig) -> None:
         super().__init__()
@@ -125,24 +115,18 @@ class AxialUnit(Block):
 
 
 def _within_rows(attention: AxialAttention, images: Tensor) -> Tensor:
-    """Apply `attention` to every row of `images` `[B, C, H, W]`, and return the same shape."""
     rows = images.transpose(1, 2).flatten(0, 1)  # [B H, C, W]
     return torch.unflatten(attention(rows), 0, (-1, images.shape[2])).transpose(1, 2)
 
 
 def axial_resnet(config: AxialResNetConfig) -> ResNet:
-    """Return a ResNet of axial units, without weights. Its root is that of v1; image size is fixed by its
-    positions.
-
-    Paper: Appendix D.6
-    """
+    """Return a ResNet of axial units without weights, with a v1 root; its positions fix the image size."""
     root = RootV1(config.width, config.num_groups, AXIAL)
     return ResNet(config, Backbone(config, root, lambda shape: AxialUnit(shape, config)))
 
 
 @torch.no_grad()
 def initialise_axial_resnet(model: ResNet, generator: Generator) -> None:
-    """Draw every weight of `model` in place; see `vit.initialise` for `generator`."""
     initialise_resnet(model, generator)
     for module in model.modules():
         if isinstance(module, AxialAttention):

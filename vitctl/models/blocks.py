@@ -1,4 +1,4 @@
-"""Layers of all networks: initial weights and blocks."""
+"""Building blocks of all networks: initialisation, freezing, recomputation and compilation."""
 
 import logging
 import math
@@ -21,19 +21,16 @@ Values = NDArray[Any]  # float32 or wider
 
 
 def draw(weight: Tensor, fill: Callable[..., Values], generator: Generator, **scale: float) -> None:
-    """Fill `weight` by `fill`, rounded once to float32: every dtype, device and processor receives the same
-    draws.
-    """
+    """Fill `weight` by `fill`, rounded once to float32: the same draws for every dtype, device and CPU."""
     drawn = fill(tuple(weight.shape), generator, **scale).astype(np.float32, copy=False)
     weight.copy_(torch.from_numpy(drawn))
 
 
 def normal(shape: Sequence[int], generator: Generator, std: float) -> Values:
-    """Return draws of a normal, float64.
+    """Return draws of a normal distribution, float64, by a ziggurat: mostly products.
 
-    A ziggurat: a draw is one product of table and random integer, without the vectorised logarithm and cosine
-    of torch's normal, whose last bits differ between processors. Only beyond 3.65 deviations it takes a
-    logarithm, in float64.
+    torch's normal uses vectorised logarithms and cosines, whose last bits differ between processors. The
+    ziggurat uses a logarithm, in float64, only beyond 3.65 deviations.
     """
     drawn = generator.standard_normal(tuple(shape))
     drawn *= std
@@ -41,9 +38,7 @@ def normal(shape: Sequence[int], generator: Generator, std: float) -> Values:
 
 
 def lecun_normal(shape: Sequence[int], generator: Generator) -> Values:
-    """Return draws of a normal cut at two standard deviations, then widened so that the variance is 1 /
-    fan-in, float64.
-    """
+    """Return normal draws cut at two deviations and rescaled to variance 1 / fan-in, float64."""
     return truncated_normal(shape, generator, math.sqrt(1 / math.prod(shape[1:])) / 0.87962566103423978)
 
 
@@ -57,9 +52,7 @@ def truncated_normal(shape: Sequence[int], generator: Generator, std: float) -> 
 
 
 def xavier_uniform(shape: Sequence[int], generator: Generator) -> Values:
-    """Return draws of a uniform distribution with variance 2 / (fan-in + fan-out) of a matrix `[out, in]`,
-    float32.
-    """
+    """Return uniform draws of variance 2 / (fan-in + fan-out) for a matrix `[out, in]`, float32."""
     drawn = generator.random(tuple(shape), dtype=np.float32)
     drawn *= 2
     drawn -= 1  # exact, as the product is: draws are multiples of 2^-24
@@ -68,23 +61,20 @@ def xavier_uniform(shape: Sequence[int], generator: Generator) -> Values:
 
 
 def plain_norm(*norms: nn.LayerNorm | nn.GroupNorm) -> None:
-    """Set scale 1 and bias 0."""
     for norm in norms:
         norm.weight.fill_(1)
         norm.bias.zero_()
 
 
 def zero(*weights: Tensor | None) -> None:
-    """Set to 0 every weight that is there."""
     for weight in weights:
         if weight is not None:
             weight.zero_()
 
 
-# of what torch's compiler would keep for the backward pass; the rest is what its fused code computes again
-# for nothing
+# of what torch's compiler would keep for the backward pass; its fused code recomputes the rest at no cost
 _KEPT = 0.9
-# Loggers of torch that tell, in the midst of a run, of tools or GPU cores that the machine lacks.
+# Loggers of torch that report missing tools or GPU cores in the middle of a run.
 _ABOUT_MACHINE = ("torch.utils.cpp_extension", "torch._inductor.utils")
 _RECOMPILES = (
     64  # a deep ResNet has units of 16 shapes, each for training, for evaluation and for a last small batch
@@ -92,13 +82,11 @@ _RECOMPILES = (
 
 
 class Block(nn.Module):
-    """A layer that a network repeats: tokens or maps in, the same out."""
+    """A layer that a network repeats: input and output are tokens, or maps."""
 
 
 def run(block: nn.Module, inputs: tuple[Any, ...], checkpointed: bool) -> Tensor:
-    """Return `block(*inputs)`; when `checkpointed`, its inner values are recomputed in the backward pass, not
-    kept.
-    """
+    """Return `block(*inputs)`; if `checkpointed`, inner values are recomputed in the backward pass."""
     if checkpointed and torch.is_grad_enabled():
         outputs: Tensor = checkpoint(block, *inputs, use_reentrant=False)
     else:
@@ -112,7 +100,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def freeze(model: nn.Module, frozen: int) -> None:
-    """Train no parameter up to this `place`; none is before 0."""
+    """Freeze all parameters up to this `place`; a negative one freezes nothing."""
     depth = num_blocks([name for name, _ in model.named_parameters()])
     for name, parameter in model.named_parameters():
         if place(name, depth) <= frozen:
@@ -120,10 +108,9 @@ def freeze(model: nn.Module, frozen: int) -> None:
 
 
 def train_mode(model: nn.Module) -> None:
-    """Put a network, wrapped or not, into training mode, but for the layers and blocks that are frozen.
+    """Put a network, wrapped or not, into training mode, except layers and blocks that are frozen.
 
-    Where nothing is trained, dropout and stochastic depth would only add noise. A layer without parameters,
-    as a dropout, follows the layer before it.
+    A layer without parameters, such as dropout, follows the layer before it.
     """
     model.train()
     _quieten(model)
@@ -143,9 +130,9 @@ def _quieten(module: nn.Module) -> None:
 def compile_blocks(model: nn.Module, backend: str | Callable[..., Any] = "inductor") -> int:
     """Compile every outermost `Block` of `model` in place, and return their number.
 
-    Equal blocks share one compilation, so that a deep network compiles as fast as a shallow one. Every batch
-    size has its own: a run has two or three, and code for one size is the quicker. What is cheap, such as a
-    GELU, is computed again in the backward pass, not kept. Names in the state dictionary stay as they are.
+    Equal blocks share one compilation, so a deep network compiles as fast as a shallow one. Each batch size
+    is compiled separately: a run has two or three, and code for a fixed size is faster. Cheap operations,
+    such as GELU, are recomputed in the backward pass. Names in the state dictionary do not change.
     """
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
@@ -153,10 +140,10 @@ def compile_blocks(model: nn.Module, backend: str | Callable[..., Any] = "induct
 
     dynamo.recompile_limit = max(
         dynamo.recompile_limit, _RECOMPILES
-    )  # beyond it torch quietly stops to compile
+    )  # beyond it torch silently stops compiling
     functorch.activation_memory_budget = min(functorch.activation_memory_budget, _KEPT)
-    # Code that torch cached for AVX2 would be compiled for AVX-512, where each vector is twice as long and
-    # the last one ends beyond its memory.
+    # Code that torch cached for AVX2 would be compiled for AVX-512, whose vectors are twice as long: the
+    # last one would end beyond its memory.
     cpu = torch.backends.cpu.get_cpu_capability()
     if cpu not in compiler.cache_key_tag:
         compiler.cache_key_tag += cpu
@@ -170,13 +157,9 @@ def compile_blocks(model: nn.Module, backend: str | Callable[..., Any] = "induct
 
 @contextmanager
 def compile_errors(check: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Around the use of compiled blocks, which are compiled when they first run.
+    """Convert the compiler's errors to LaunchError; blocks are compiled when they first run.
 
-    Args:
-        check: called before an error is raised; a signal of the terminal ends the compiler's processes too.
-
-    Raises:
-        LaunchError: torch's compiler failed, with the first line of what it said.
+    `check` is called before: a signal of the terminal also ends the compiler's processes.
     """
     from torch._dynamo.exc import TorchDynamoException
 

@@ -1,4 +1,4 @@
-"""From a configuration to a model with weights: fresh, stored, or a stored body under a new head."""
+"""Models with weights from a configuration: fresh, stored, or a stored body under a new head."""
 
 import hashlib
 import math
@@ -32,7 +32,7 @@ from vitctl.system.text import count_text
 
 Model = VisionTransformer | ResNet
 
-# For each family: its module, and what draws its weights.
+# Family -> its module, and the function that draws its weights.
 _FAMILIES: dict[type[Config], tuple[Callable[[Any], Model], Callable[[Any, np.random.Generator], None]]] = {
     ViTConfig: (VisionTransformer, vit.initialise),
     HybridConfig: (vit.HybridTransformer, vit.initialise),
@@ -42,7 +42,7 @@ _FAMILIES: dict[type[Config], tuple[Callable[[Any], Model], Callable[[Any, np.ra
     AxialResNetConfig: (axial.axial_resnet, axial.initialise_axial_resnet),
 }
 
-# What fine-tuning may change. A different value of any other field gives the same weights another meaning.
+# Fields that fine-tuning may change. Any other field decides what the weights mean.
 _FREE_IN_TRANSFER = {
     "image_size", "num_classes", "representation_size", "dropout", "drop_path", "head_bias", "layer_scale",
     "rotary_rescale",
@@ -70,7 +70,7 @@ def build(
 ) -> Model:
     """Return a freshly initialised model, in training mode.
 
-    The weights depend on `seed` alone: every dtype, device and processor holds the same numbers, up to
+    The weights depend on `seed` alone: every dtype, device and processor gets the same numbers, up to
     rounding. On the `meta` device the model has shapes and no weights.
     """
     module, initialise = _FAMILIES[type(config)]
@@ -78,7 +78,7 @@ def build(
         model = module(config)
     model.to(dtype)
     if torch.device(device).type != "meta":
-        # `to_empty` would import sympy, which takes most of a second.
+        # `to_empty` would import sympy, for most of a second.
         model._apply(  # type: ignore[no-untyped-call]
             lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         )
@@ -87,11 +87,7 @@ def build(
 
 
 class _Held(TorchFunctionMode):
-    """Writes what is given to a parameter on the meta device, or to a view of it, to the part that is held.
-
-    Args:
-        parts: parameter's id -> the rows that are held, and the number of the first.
-    """
+    """Redirects writes to meta parameters, or to views of them, to (rows held, number of the first)."""
 
     def __init__(self, parts: Mapping[int, tuple[Tensor, int]]) -> None:
         super().__init__()
@@ -115,14 +111,9 @@ class _Held(TorchFunctionMode):
 
 
 def draw_parts(config: Config, seed: int, parts: Mapping[str, tuple[Tensor, int]]) -> str:
-    """Draw the weights that `build` draws, one tensor at a time, and keep parts of them.
+    """Draw the weights that `build` draws, one tensor at a time; return a digest of all that was drawn.
 
-    Args:
-        config, seed: as `build` takes them.
-        parts: rows of each parameter, written in place, and the number of the first.
-
-    Returns:
-        a digest of all that was drawn.
+    `parts` are rows of each parameter, written in place, and the number of the first.
     """
     blank = build(config, device="meta")
     held = _Held({id(weight): parts[name] for name, weight in blank.named_parameters()})
@@ -132,30 +123,24 @@ def draw_parts(config: Config, seed: int, parts: Mapping[str, tuple[Tensor, int]
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy `state` into `model`, casting to its dtype.
-
-    Raises one CheckpointError that groups every mismatch.
-    """
+    """Copy `state` into `model`, casting to its dtype. Raises CheckpointError with every mismatch."""
     check_state(state, model.state_dict())
     model.load_state_dict(state)
 
 
 def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Hold names and shapes against those of a model, on whatever device.
-
-    Raises one CheckpointError that groups every mismatch.
-    """
+    """Check names and shapes against a model's, on any device. Raises CheckpointError with every mismatch."""
     refuse("the weights do not fit the model", mismatches(state, own, "the model has"))
 
 
 def resized(
     model: Model, source_config: Config, source_state: Mapping[str, Tensor], method: str = "zoom"
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return `source_state` with its positions moved to the image size of `model`, and lines that say so.
+    """Return `source_state` with positions resized for `model`, and log lines about it.
 
     Tables added to tokens are interpolated over the grid by `method`; those of rows and columns, and the
     offsets of axial attention, linearly along their axis. Raises CheckpointError for relative positions in
-    raster order: no rule moves them to another grid. Paper: Section 3.2
+    raster order, which cannot be moved to another grid. Paper: Section 3.2
     """
     state, wanted = dict(source_state), model.state_dict()
     if isinstance(source_config, ViTConfig) and isinstance(model.config, ViTConfig):
@@ -177,12 +162,11 @@ def transferred(
     method: str = "zoom",
     keeps_head: bool = False,
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return a trained body, to be put under the fresh head of `model` for fine-tuning.
+    """Return a trained body for fine-tuning under the fresh head of `model`, and log lines about it.
 
     The source's head and pre-logits are dropped, unless `keeps_head`: it then has the same classes and no
-    pre-logits. Its positions are resized when the grids differ. A masked
-    patch model gives its body to a plain one. Returns also lines for the log, saying what was done. Raises
-    CheckpointError when bodies differ, or weights are missing, unexpected or of the wrong shape. Paper:
+    pre-logits. Positions are resized if the grids differ. A masked patch model gives its body to a plain one.
+    Raises CheckpointError if bodies differ, or weights are missing, unexpected or of the wrong shape. Paper:
     Section 3.2, Appendix B.1.1
     """
     target = model.config
@@ -206,9 +190,9 @@ def transferred(
 
 
 def transfer(model: Model, config: Config, state: Mapping[str, Tensor], **how: Any) -> list[str]:
-    """Load what `transferred` returns into `model`, and return its lines."""
+    """Load the result of `transferred` into `model`, and return its lines."""
     body, lines = transferred(model, config, state, **how)
-    model.load_state_dict(body, strict=False)  # which has its head
+    model.load_state_dict(body, strict=False)  # the head is `model`'s
     return lines
 
 
@@ -219,7 +203,6 @@ def _in_head(name: str) -> bool:
 def _resized_grid(
     state: dict[str, Tensor], source: ViTConfig, target: ViTConfig, method: str
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Move the positions of a Transformer to the grid of `target`."""
     old, new = ("x".join(map(str, config.grid)) for config in (source, target))
     if source.position_embedding in ("none", "sincos"):
         return state, []
@@ -262,16 +245,12 @@ def _head_line(source_state: Mapping[str, Tensor], target: Config) -> str:
 def resize_offset_bias(table: Tensor, old_grid: Grid, new_grid: Grid, method: str = "zoom") -> Tensor:
     """Return a table of relative position biases for another grid; the class token keeps its three rows.
 
-    An offset of one patch keeps its meaning: the old offsets are spaced geometrically, so that they span the
-    new ones, and each new one is interpolated linearly between them, as in timm. The authors' curve between
-    them is cubic.
+    An offset of one patch keeps its meaning: the old offsets are spaced geometrically to span the new
+    ones, and each new one is interpolated linearly between them, as in timm; the authors interpolate
+    cubically. `bilinear` is transformers' rule, without aligned corners; every other method means ours.
+    The table changes from `[num_offsets(old_grid), H]` to `[num_offsets(new_grid), H]`.
 
-    Args:
-        table: `[num_offsets(old_grid), H]`.
-        old_grid, new_grid: rows and columns of patches.
-        method: `bilinear` is transformers' rule, which aligns no corners; every other name stands for ours.
-
-    Returns `[num_offsets(new_grid), H]`. Source: BEiT, run_class_finetuning.py
+    Source: BEiT, run_class_finetuning.py
     """
     if old_grid == new_grid:
         return table
@@ -291,7 +270,7 @@ def resize_offset_bias(table: Tensor, old_grid: Grid, new_grid: Grid, method: st
 
 def _spread(old: int, new: int) -> Tensor:
     """Return the share of each old offset in each new one along an axis, `[2 new - 1, 2 old - 1]`."""
-    low, high = 1.01, 1.5  # of the ratio between one step and the next
+    low, high = 1.01, 1.5  # ratio of successive steps
     while high - low > 1e-6:
         ratio = (low + high) / 2
         low, high = (low, ratio) if sum(ratio**step for step in range(old - 1)) > new - 1 else (ratio, high)
@@ -309,7 +288,7 @@ def _spread(old: int, new: int) -> Tensor:
 def resize_position_embedding(
     table: Tensor, old_grid: Grid, new_grid: Grid, prefix_tokens: int, method: str = "zoom"
 ) -> Tensor:
-    """Interpolate a learned table so that it fits another resolution; prefix tokens keep their rows.
+    """Interpolate a learned table for another resolution; prefix tokens keep their rows.
 
     Args:
         table: `[L, prefix_tokens + rows * columns, D]`, patches in row-major order; L is 1, or one table per
@@ -321,7 +300,7 @@ def resize_position_embedding(
             `bicubic_offset` DINOv2's without registers, whose scale counts a tenth of a patch too many.
 
     Returns `[L, prefix_tokens + new rows * new columns, D]` in the dtype of `table`. Raises CheckpointError
-    when the old grid is not square or the table does not fit it, or the method is unknown. Paper: Section 3.2
+    if the old grid is not square, the table does not fit it, or the method is unknown. Paper: Section 3.2
     """
     rows, columns = old_grid
     if rows != columns:
@@ -347,11 +326,10 @@ def resize_position_embedding(
 
 
 def resize_axis(table: Tensor, new_length: int) -> Tensor:
-    """Interpolate the tables `[L, n, D]` of one axis linearly, both ends kept, and return `[L, new_length,
-    D]`.
+    """Interpolate tables `[L, n, D]` linearly along one axis, keeping both ends, to `[L, new_length, D]`.
 
-    The rule is ours. It fits rows, columns, and relative offsets along one axis, of which offset 0 stays in
-    the middle; offsets of a raster order have no such meaning.
+    The rule is ours. It suits rows, columns, and relative offsets along one axis, where offset 0 stays in
+    the middle; it does not suit offsets in raster order.
     """
     resized = F.interpolate(
         table.double().transpose(1, 2), size=new_length, mode="linear", align_corners=True
@@ -360,11 +338,11 @@ def resize_axis(table: Tensor, new_length: int) -> Tensor:
 
 
 def say_method(method: str) -> str:
-    """Return the words for a resize method. Raises CheckpointError for a name that is none."""
+    """Return a resize method in words. Raises CheckpointError for an unknown name."""
     return _method(method)[1]
 
 
-# What torch is asked for, and the words for it.
+# Arguments for torch, and the method in words.
 _METHODS: dict[str, tuple[dict[str, Any], str]] = {
     "zoom": ({"mode": "bilinear", "align_corners": True}, "bilinear, corners aligned"),
     "bicubic": ({"mode": "bicubic", "align_corners": False}, "bicubic"),

@@ -1,4 +1,4 @@
-"""Parameters, operations and memory of a network, from its configuration, and what devices can do.
+"""Parameters, operations and memory of a network, from its configuration, and the peaks of devices.
 
 Imports no torch.
 """
@@ -29,14 +29,14 @@ from vitctl.models.variants import (
 
 
 class Cost(NamedTuple):
-    """The cost of some layers. What they keep for the backward pass counts numbers, unless it says bytes.
+    """The cost of some layers. Values kept for the backward pass are counted in numbers, masks in bytes.
 
     parameters: weights and biases. macs: multiply-accumulates of the forward pass; `padded_macs` adds those
     with a convolution's zero padding. wide: numbers kept in the precision of the weights; `narrow`: in that
-    of the matrix products. casts: numbers that are kept once more, narrow, only where the two precisions
-    differ. weight_casts: the like for weights, once for all images. standardised: weights that are kept
-    centred, wide, and finished, narrow, once for all images. masks: bytes kept by dropout and max-pooling.
-    boundary: wide numbers that enter the layers, all that is kept of them when they are recomputed.
+    of the matrix products. casts: numbers kept a second time, narrow, only if the two precisions differ.
+    weight_casts: the same for weights, once for all images. standardised: weights that are kept centred,
+    wide, and finished, narrow, once for all images. masks: bytes kept by dropout and max-pooling. boundary:
+    wide numbers that enter the layers, which are all that is kept if the layers are recomputed.
     """
 
     parameters: int = 0
@@ -52,45 +52,37 @@ class Cost(NamedTuple):
 
 
 def add(*costs: Cost) -> Cost:
-    """Sum each part."""
     return Cost(*map(sum, zip(*costs, strict=True)))
 
 
 def product(macs: int) -> Cost:
-    """A matrix product, of whatever sizes, that keeps nothing."""
+    """Return the cost of matrix products with so many `macs`, which keep nothing."""
     return Cost(macs=macs, padded_macs=macs)
 
 
 def linear(count: int, inputs: int, outputs: int, *, bias: bool = True, is_head: bool = False) -> Cost:
-    """A matrix over `count` tokens.
-
-    Its input is kept; that of a head, which stays in the precision of its weights, wide.
-    """
+    """Return the cost of a matrix over `count` tokens; its input is kept, that of a head wide."""
     weights, seen = inputs * outputs, count * inputs if outputs else 0
     kept = Cost(wide=seen) if is_head else Cost(narrow=seen, weight_casts=weights)
     return add(product(count * weights), kept, Cost(parameters=weights + bias * outputs))
 
 
 def norm(count: int, width: int, groups: int) -> Cost:
-    """LayerNorm or GroupNorm of `count` positions.
-
-    The input is kept, and the mean and deviation of `groups`.
-    """
+    """Return the cost of LayerNorm or GroupNorm of `count` positions: input and `groups` moments are kept."""
     return Cost(parameters=2 * width, wide=count * width + 2 * groups)
 
 
 def relu(count: int, width: int) -> Cost:
-    """A ReLU of `count` positions. The output is kept."""
+    """Return the cost of a ReLU of `count` positions. The output is kept."""
     return Cost(wide=count * width)
 
 
 def convolution(
     inputs: int, outputs: int, kernel: int, stride: int, side: int, *, same: bool, first: bool
 ) -> Cost:
-    """A standardised convolution of a map of `side`.
+    """Return the cost of a standardised convolution of a map of `side`.
 
-    Its input is kept: by the layer before unless this is the `first` one, or unless an uneven SAME padding
-    copies it.
+    The layer before keeps its input already, unless this is the `first` or uneven SAME padding copies it.
     """
     after = -(-side // stride)
     padding = max(0, (after - 1) * stride + kernel - side)
@@ -110,7 +102,7 @@ def convolution(
 
 
 _FLOPS_PER_MAC = 2
-FORWARD_AND_BACKWARD = 3  # the backward pass multiplies twice, for the inputs and for the weights
+FORWARD_AND_BACKWARD = 3  # the backward pass multiplies twice: gradients of inputs and of weights
 _BACKWARD = FORWARD_AND_BACKWARD - 1
 
 # Bytes of a stored number (weights, gradients, residual stream) and of one inside the matrix products.
@@ -118,29 +110,28 @@ _WIDTHS = {"float32": (4, 4), "tf32": (4, 4), "bf16": (4, 2), "float64": (8, 8)}
 
 
 def count_parameters(config: Config) -> int:
-    """Return the number of parameters, exactly. Paper: Table 1"""
+    """Return the exact number of parameters. Paper: Table 1"""
     return _total(config).parameters
 
 
 def count_trained(config: Config, frozen: int) -> int:
-    """Return the number of parameters after the `place` called `frozen`, exactly; -1: of all."""
+    """Return the exact number of parameters after the `place` called `frozen`; -1: of all."""
     return add(*_trained(config, frozen)).parameters
 
 
 def count_macs(config: Config, *, padded: bool = False) -> int:
-    """Return the multiply-accumulates of one image's forward pass: every matrix product, nothing
-    element-wise.
+    """Return the multiply-accumulates of one image's forward pass, in matrix products alone.
 
-    `padded` also counts those of convolutions with the zeros around a map, as profilers do. The paper's own
-    cost figures (B/16 at 224: 17.563 G) are met without those and without the head, that is with
-    `num_classes` and `representation_size` 0. Paper: Table 6
+    `padded` also counts those of convolutions with the zeros around a map, as profilers do. Without those,
+    and without the head (`num_classes` and `representation_size` 0), it equals the paper's cost figures (B/16
+    at 224: 17.563 G). Paper: Table 6
     """
     total = _total(config)
     return total.padded_macs if padded else total.macs
 
 
 def count_adapted(config: Config, rank: int, targets: Sequence[str], blocks: Sequence[int]) -> int:
-    """Return the number of parameters of adapters (see `lora.adapt`) and of the head, exactly."""
+    """Return the exact number of parameters of adapters (see `lora.adapt`) and of the head."""
     assert isinstance(config, ViTConfig)
     wide = {"fc1": config.mlp_size * (1 + (config.mlp == "swiglu")), "fc2": config.mlp_size}
     sizes = sum(config.hidden_size + wide.get(target, config.hidden_size) for target in targets)
@@ -151,9 +142,10 @@ def count_adapted(config: Config, rank: int, targets: Sequence[str], blocks: Seq
 
 
 def training_flops(config: Config, num_images: int, frozen: int = -1, *, adapters: bool = False) -> int:
-    """Return the FLOPs of training on `num_images` images, repeats counted: 2 per multiply-accumulate, times
-    3; layers up to the `place` called `frozen` have no backward pass. With `adapters` the matrices of blocks
-    have no gradient; those of the adapters themselves, about a hundredth, are not counted.
+    """Return the FLOPs of training on `num_images` images, repeats included: 6 per multiply-accumulate.
+
+    Layers up to the `place` called `frozen` have no backward pass, which is 4 of the 6. With `adapters` the
+    matrices of blocks have no gradient; the FLOPs of adapters, about a hundredth, are not counted.
 
     Paper: Table 6
     """
@@ -167,14 +159,14 @@ def training_flops(config: Config, num_images: int, frozen: int = -1, *, adapter
 def computed_flops(
     config: Config, frozen: int = -1, *, adapters: bool = False, teacher: Config | None = None
 ) -> int:
-    """Return the FLOPs of a training step for each image, as they are computed: without those that nothing
-    depends on. A training's log, its plan and `models.roofline` count these for MFU.
+    """Return the FLOPs per image of a training step as computed: without those that nothing depends on.
 
-    The counts above are the paper's: of every token in every block. Where only the class token is read, the
-    last block computes no other one. The backward pass counts as two forward passes, that of the first layer
-    too, which needs one; products with the zeros around a map do not count. A teacher has a forward pass. At
-    224 pixels torch's own count is 0.909 (R+Ti/16), 0.989 to 1 (ViT and axial) and 1 to 1.04 (ResNets) of
-    this; at 64, where more of a map is its border, up to 1.12.
+    A training's log, its plan and `models.roofline` count these for MFU. `training_flops` counts, as the
+    paper does, every token in every block. If only the class token is read, the last block computes no
+    other. The backward pass counts as two forward passes, also for the first layer, which needs one;
+    products with the zeros around a map do not count. A teacher has a forward pass. At 224 pixels torch's
+    count is 0.909 (R+Ti/16), 0.989 to 1 (ViT and axial) and 1 to 1.04 (ResNets) of this; at 64, where
+    borders weigh more, up to 1.12.
     """
     flops = training_flops(config, 1, frozen, adapters=adapters) + (forward_flops(teacher) if teacher else 0)
     if not isinstance(config, ViTConfig) or not skips_unused_tokens(config):
@@ -188,7 +180,7 @@ def computed_flops(
 
 
 def forward_flops(config: Config) -> int:
-    """Return the FLOPs of one image in a network that is not trained, as they are computed."""
+    """Return the FLOPs of one image in a network that is not trained, as computed."""
     all_but_head = 2**30
     backward = _BACKWARD * add(*_trained(config, all_but_head)).macs
     return computed_flops(config, all_but_head) - _FLOPS_PER_MAC * backward
@@ -205,25 +197,26 @@ def training_memory_bytes(
 ) -> int:
     """Estimate the device memory of one training step with `micro_batch` images.
 
-    Counted: weights, gradients, `optimizer_slots` numbers per weight (SGD with momentum 1, Adam 2), one
-    averaged copy, and what the forward pass keeps for the backward one; of what `checkpoint_blocks` computes
-    again its input, and the inside of the largest part. `bf16` is autocast over float32 weights, as on a GPU,
-    which keeps norms in float32. Fused attention is assumed, which keeps no [N, N] matrix. Not counted: the
-    framework's own context, workspaces and fragmentation. Of layers up to the `place` called `frozen` the
-    weights count, and the inside of the largest block while it computes.
+    Included are weights, gradients, `optimizer_slots` numbers per weight (SGD with momentum 1, Adam 2),
+    one averaged copy, and what the forward pass keeps for the backward pass; of parts that
+    `checkpoint_blocks` recomputes, the input, and the inside of the largest part. `bf16` is autocast over
+    float32 weights, as on a GPU, which keeps norms in float32. Fused attention is assumed, which keeps no
+    [N, N] matrix. Not included are the framework's context, workspaces and fragmentation. Layers up to the
+    `place` called `frozen` count with their weights, and the inside of the largest block while it
+    computes.
     """
     trained = _trained(config, frozen)
     whole, inside = add(*trained), _recomputed(config, trained[1:], checkpoint_blocks)
     largest = max([Cost(), *inside], key=lambda part: _kept_bytes(part, micro_batch, precision))
     less = Cost(*(-number for number in add(*inside)))
-    # Never more than without: where the inside of a block is computed again, later blocks are gone.
+    # At most as much as without recomputing: later blocks are freed when a block is recomputed.
     kept = min(
         (add(whole, less, Cost(wide=-less.boundary), largest), whole),
         key=lambda cost: _kept_bytes(cost, micro_batch, precision),
     )
     wide, _ = _WIDTHS[precision]
     weights = count_parameters(config) + (1 + optimizer_slots + averaging) * count_trained(config, frozen)
-    untrained = _network(config)[1] if frozen >= 0 else []  # one at a time, before anything is kept
+    untrained = _network(config)[1] if frozen >= 0 else []  # one at a time, nothing is kept yet
     once = _kept_bytes(kept, 0, precision)
     an_image = max(
         _kept_bytes(part, 1, precision) - _kept_bytes(part, 0, precision) for part in (kept, *untrained)
@@ -239,11 +232,10 @@ def converted_bytes(
     gathers_bf16: bool = False,
     frozen: int = -1,
 ) -> int:
-    """Return what `training_memory_bytes` counts of converted weights: copies in bf16 that are kept for the
-    backward pass.
+    """Return the bf16 copies of weights, kept for the backward pass, within `training_memory_bytes`.
 
-    They are of whole weights also where weights are sharded, but for the linear layers of blocks where these
-    are gathered in bf16 (`gathers_bf16`), and gathered again in the backward pass.
+    They are of full weights even if weights are sharded, except linear layers of blocks that are gathered in
+    bf16 (`gathers_bf16`), and gathered again in the backward pass.
     """
     ends, *blocks = _trained(config, frozen)
     inside = _recomputed(config, blocks, checkpoint_blocks)
@@ -254,7 +246,7 @@ def converted_bytes(
 
 
 def _recomputed(config: Config, blocks: Sequence[Cost], checkpoint_blocks: Recomputed) -> list[Cost]:
-    """Return the cost of each part of the last blocks of a network that is computed again."""
+    """Return the cost of each recomputed part of a network's last blocks."""
     if checkpoint_blocks != "attention":
         return [block for index, block in enumerate(blocks) if is_checkpointed(index, checkpoint_blocks)]
     if not isinstance(config, ViTConfig):
@@ -264,7 +256,7 @@ def _recomputed(config: Config, blocks: Sequence[Cost], checkpoint_blocks: Recom
 
 
 def recomputed_share(config: Config, checkpoint_blocks: Recomputed) -> float:
-    """Return the share of the forward pass that is computed again in the backward pass."""
+    """Return the share of the forward pass that is recomputed in the backward pass."""
     parts = _recomputed(config, _network(config)[1], checkpoint_blocks)
     again = add(Cost(), *parts).macs
     if checkpoint_blocks == "attention" and isinstance(config, ViTConfig):
@@ -277,7 +269,7 @@ def recomputed_share(config: Config, checkpoint_blocks: Recomputed) -> float:
 def _kept_bytes(
     cost: Cost, micro_batch: int, precision: Literal["float32", "tf32", "bf16", "float64"]
 ) -> int:
-    """Return what autograd keeps between forward and backward, beside the weights."""
+    """Return what autograd keeps between forward and backward, besides the weights."""
     wide, narrow = _WIDTHS[precision]
     mixed = narrow != wide
     per_image = wide * cost.wide + narrow * (cost.narrow + mixed * cost.casts) + cost.masks
@@ -286,7 +278,6 @@ def _kept_bytes(
 
 
 def block_parameters(config: Config) -> list[int]:
-    """Return the number of parameters of each block, exactly."""
     return [block.parameters for block in _network(config)[1]]
 
 
@@ -297,7 +288,7 @@ def _total(config: Config) -> Cost:
 
 @cache
 def _network(config: Config) -> tuple[Cost, list[Cost]]:
-    """Return the cost of everything before and after the blocks, and that of each block."""
+    """Return the cost of everything before and after the blocks, and of each block."""
     if isinstance(config, ViTConfig):
         return _transformer(config)
     root, units = _backbone(config)
@@ -309,7 +300,6 @@ def _network(config: Config) -> tuple[Cost, list[Cost]]:
 
 
 def _trained(config: Config, frozen: int) -> list[Cost]:
-    """Return the cost of what is trained: of everything before and after the blocks, and of each block."""
     ends, blocks = _network(config)
     if frozen < 0:
         return [ends, *blocks]
@@ -347,19 +337,19 @@ def _transformer(config: ViTConfig) -> tuple[Cost, list[Cost]]:
 
 
 def _last_norm(config: ViTConfig) -> Cost:
-    """The last norm, of which the head reads one token."""
+    """Return the cost of the last norm, of which the head reads one token."""
     count, width = config.num_tokens, config.hidden_size
     normed = count if config.norm_at == "tokens" else 1
     return add(norm(normed, width, groups=normed), Cost(wide=count * width))
 
 
 def _head(inputs: int, outputs: int) -> Cost:
-    """The last layer, and the loss, which keeps the logits."""
+    """Return the cost of the last layer and the loss, which keeps the logits."""
     return add(linear(1, inputs, outputs, is_head=True), Cost(wide=outputs))
 
 
 def _positions(config: ViTConfig) -> Cost:
-    """The class token and the tables that are added to tokens, with the dropout after them."""
+    """Return the cost of the class token and the tables added to tokens, with their dropout."""
     width, tables = config.hidden_size, config.depth if config.position_at == "every_layer" else 1
     learned = config.num_tokens - config.prefix_tokens + config.prefix_rows
     sizes = {"learned": learned * width, "2d": sum(config.grid) * (width // 2)}
@@ -376,7 +366,6 @@ def _transformer_block(config: ViTConfig) -> Cost:
 
 
 def _encoder_block(config: ViTConfig, length: int) -> Cost:
-    """Attention of every token with `length` tokens, then the MLP, each behind its norm."""
     count, width, mlp = config.num_tokens, config.hidden_size, config.mlp_size
     return add(
         norm(count, width, groups=count),
@@ -390,7 +379,7 @@ def _encoder_block(config: ViTConfig, length: int) -> Cost:
 
 
 def _attention(config: ViTConfig, length: int) -> Cost:
-    """Attention of every token with `length` tokens, behind its norm."""
+    """Return the cost of attention of every token with `length` tokens, after its norm."""
     count, width = config.num_tokens, config.hidden_size
     return add(
         linear(count, width, 3 * width, bias=False),
@@ -404,7 +393,6 @@ def _attention(config: ViTConfig, length: int) -> Cost:
 
 
 def _mlp(config: ViTConfig, count: int) -> Cost:
-    """The MLP of a block, or of an attention pooling, for `count` tokens."""
     width, mlp, gated = config.hidden_size, config.mlp_size, config.mlp == "swiglu"
     return add(
         linear(count, width, mlp * (1 + gated)),
@@ -416,7 +404,6 @@ def _mlp(config: ViTConfig, count: int) -> Cost:
 
 
 def _attention_pool(config: ViTConfig) -> Cost:
-    """One query that attends to all tokens, and the MLP behind it."""
     if config.classifier != "attention":
         return Cost()
     count, width = config.num_tokens, config.hidden_size
@@ -432,7 +419,7 @@ def _attention_pool(config: ViTConfig) -> Cost:
 
 
 def _relative(config: ViTConfig) -> Cost:
-    """Relative positions: one more product for the query. Attention is plain then, and keeps its matrices."""
+    """Return the cost of relative positions: another product; plain attention keeps its matrices."""
     if config.position_embedding == "relative_bias":
         rows, columns = config.grid
         offsets = (2 * rows - 1) * (2 * columns - 1) + 3
@@ -451,7 +438,6 @@ def _relative(config: ViTConfig) -> Cost:
 
 
 def _backbone(config: HybridConfig | ResNetConfig) -> tuple[Cost, list[Cost]]:
-    """Return the cost of a ResNet's root, and that of each unit."""
     version = config.version if isinstance(config, ResNetConfig) else "v1"
     half, width = -(-config.image_size // 2), config.width
     root = [
@@ -467,10 +453,6 @@ def _backbone(config: HybridConfig | ResNetConfig) -> tuple[Cost, list[Cost]]:
 
 
 def _unit(shape: UnitShape, config: HybridConfig | ResNetConfig, version: str) -> Cost:
-    """A bottleneck unit.
-
-    A norm or ReLU comes before a convolution or after it, on maps of different widths.
-    """
     inputs, middle, outputs, groups = shape.inputs, shape.middle, shape.outputs, config.num_groups
     before, after = shape.side**2, (-(-shape.side // shape.stride)) ** 2
     same = version == "v1"
@@ -496,9 +478,7 @@ def _unit(shape: UnitShape, config: HybridConfig | ResNetConfig, version: str) -
 
 
 def _axial_attentions(shape: UnitShape, config: AxialResNetConfig) -> Cost:
-    """Row attention, then column attention, of a map of `shape.middle` channels, with their relative
-    positions.
-    """
+    """Return the cost of row, then column attention, with relative positions, on `shape.middle` channels."""
     count, width, length = shape.side**2, shape.middle, shape.side
     embedding = (2 * length - 1) * 2 * (width // config.num_heads)
     one = add(
@@ -513,9 +493,9 @@ def _axial_attentions(shape: UnitShape, config: AxialResNetConfig) -> Cost:
     return add(one, one)
 
 
-# Dense peak of the matrix units in TFLOP/s, for bf16 summed in float32; a sparse peak is twice that. Of the
-# device that torch sees: one of the two halves of an MI250(X). float32 has no entry and no MFU. Each entry
-# names where its number is published; not all were held against that page again.
+# Dense peak of the matrix units in TFLOP/s, for bf16 summed in float32; a sparse peak is twice that. The
+# device is what torch sees: one of the two halves of an MI250(X). float32 has no entry and no MFU. Each entry
+# names its source; not all have been checked against it again.
 PEAK_TFLOPS = {
     "GB200": 2500.0,  # NVIDIA GB200 NVL72 data sheet, 360 PFLOP/s sparse of 72
     "B200": 2250.0,  # NVIDIA HGX B200 data sheet
@@ -547,27 +527,23 @@ PEAK_TFLOPS = {
     "MI210": 181.0,  # AMD Instinct MI210 data sheet
 }
 NO_BF16 = ("V100",)
-# Of the same name, with another rate, or a part of it, as a virtual GPU such as A10-4Q; MI250X/MI250 does not
-# say which it is.
+# Names that contain a row's but have another rate, or are a part, as a virtual GPU such as A10-4Q;
+# MI250X/MI250 is ambiguous.
 _ANOTHER = re.compile(
     r"\b(Ti|SUPER|D|Laptop|Max-Q|MIG|GRID|VF|HBM2e|16GB|64GB|MI250X/MI250)\b|-\d+[A-Z]\b", re.I
 )
 
 
 def bf16_tflops(device_name: str) -> float:
-    """Return the dense peak in bf16, in TFLOP/s, of the device that `known_device` knows by this name; 0
-    where it is not known or has no bf16.
-    """
+    """Return a device's dense bf16 peak in TFLOP/s; 0 if unknown (see `known_device`) or without bf16."""
     name = known_device(device_name)
     return PEAK_TFLOPS[name] if name and name not in NO_BF16 else 0.0
 
 
 def known_device(device_name: str) -> str:
-    """Return the name in `PEAK_TFLOPS` that a device's name means, in any case; "" where it is not known.
+    """Return the `PEAK_TFLOPS` row for a driver's or common device name, in any case; "" if unknown.
 
-    Args:
-        device_name: as the driver names it, such as "NVIDIA H100 80GB HBM3", or as people do. The longest
-            name whose words it has decides.
+    The longest row name whose words all occur in the name wins.
     """
     found = [name for name in PEAK_TFLOPS if _words(name) <= _words(device_name)]
     return "" if _ANOTHER.search(device_name) else max(found, key=len, default="")
@@ -578,7 +554,6 @@ def _words(device_name: str) -> set[str]:
 
 
 def cpu_name() -> str:
-    """Return the processor's name as Linux has it."""
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         if model := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):

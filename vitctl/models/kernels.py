@@ -1,4 +1,4 @@
-"""Kernels: the attention product, and linear layers, packed to score in bf16 on a CPU."""
+"""Attention kernels, and linear layers that are packed to score in bf16 on a CPU."""
 
 import math
 from collections.abc import Iterator
@@ -10,19 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 AttentionKernel = Literal["fused", "math"]
-# Tokens up to which plain products are the faster kernel, by device and type of the products:
-# benchmarks/kernels.py prints them.
+# Tokens up to which plain products are faster, by device and type of the products; measured by
+# benchmarks/kernels.py.
 _PLAIN_UP_TO = {("cpu", torch.bfloat16): 1024}
 
 
 class Attending(nn.Module):
-    """A layer that attends by `kernel`, which `set_attention` gives it."""
+    """A layer that attends with `kernel`, see `set_attention`."""
 
     kernel: AttentionKernel = "fused"
 
 
 def set_attention(model: nn.Module, kernel: AttentionKernel) -> None:
-    """Give a network its kernel, before it is compiled."""
+    """Set a network's attention kernel; call it before compiling."""
     for module in model.modules():
         if isinstance(module, Attending):
             module.kernel = kernel
@@ -38,14 +38,14 @@ def attend(
 ) -> Tensor:
     """Return softmax(query key^T / sqrt(Dh) + bias) value, `[B, ..., H, N, Dh]` like each of the three.
 
-    `bias`, where there is one, is `[B, ..., H, N, N]`, and decides for plain products.
+    A `bias` `[B, ..., H, N, N]` forces plain products.
     Paper: Appendix A, equations 6 and 7
     """
     leading = query.shape[:-3]
     query, key, value = (
         tensor.flatten(0, -4) for tensor in (query, key, value)
-    )  # fused kernels know one batch
-    # A bias that learns has no fused kernel on most devices.
+    )  # fused kernels support one batch dimension
+    # On most devices a trained bias has no fused kernel.
     if bias is not None or kernel == "math":
         mixed = _math(query, key, value, None if bias is None else bias.flatten(0, -4))
     else:
@@ -54,10 +54,9 @@ def attend(
 
 
 def attention_weights(query: Tensor, key: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return softmax(query key^T / sqrt(Dh) + bias), `[B, ..., H, N, N]`, queries before keys, in float32 or
-    wider.
+    """Return softmax(query key^T / sqrt(Dh) + bias), `[B, ..., H, N, N]`, queries before keys.
 
-    Paper: Appendix A, equation 6
+    The result is in float32 or wider. Paper: Appendix A, equation 6
     """
     logits = _logits(query, key, bias)
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
@@ -70,20 +69,16 @@ def _logits(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def attention_rule(device: str, dtype: torch.dtype, tokens: int) -> AttentionKernel:
-    """Return the kernel of machine.attention = "auto": the same at any load and batch, on every machine
-    with this kind of device.
+    """Return the kernel for machine.attention = "auto", the same at any load and batch.
 
-    Args:
-        device: kind, such as "cpu".
-        dtype: of the products.
-        tokens: of a sequence, at most; a fused kernel needs no `[N, N]` matrix.
+    `device` is a kind such as "cpu", `dtype` that of the products, `tokens` the longest sequence.
     """
     return "math" if tokens <= _PLAIN_UP_TO.get((device, dtype), 0) else "fused"
 
 
 def _math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-    # The sums of the softmax are in float32; its result is kept in the type of the product, once for both
-    # products behind it.
+    # The softmax sums in float32; its result is kept in the type of the product, once for both later
+    # products.
     return _logits(query, key, bias).softmax(dim=-1).to(value.dtype) @ value
 
 
@@ -98,9 +93,7 @@ class Linear(nn.Linear):
         return F.linear(inputs, self.multiplied(), self.added())
 
     def then(self, inputs: Tensor, activation: nn.Module) -> Tensor:
-        """Return `activation(self(inputs))`. With packed weights, the product computes a GELU on its sums in
-        float32.
-        """
+        """Return `activation(self(inputs))`; with packed weights, GELU is fused into the float32 product."""
         if self.packed is None or not isinstance(activation, nn.GELU):
             outputs: Tensor = activation(self(inputs))
             return outputs
@@ -116,14 +109,13 @@ class Linear(nn.Linear):
         return self.weight
 
     def added(self) -> Tensor | None:
-        """Return what is added to each output, `[out_features]`."""
         return self.bias
 
 
 class QKV(Linear):
-    """Query, key and value `[..., 3 D]` of tokens `[..., D]`, of which queries and values alone have a bias.
+    """Query, key and value `[..., 3 D]` of tokens `[..., D]`; only queries and values have a bias.
 
-    A bias of the keys changes no attention, so that weights without one must not train one.
+    A key bias does not affect attention, so weights without one must not train one.
     """
 
     def __init__(self, hidden_size: int) -> None:
@@ -132,13 +124,11 @@ class QKV(Linear):
         self.value_bias = nn.Parameter(torch.empty(hidden_size))
 
     def added(self) -> Tensor | None:
-        """Return the biases, with zeros for the keys."""
         return torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
 
 
 class Head(Linear):
-    """A linear layer of the classifier, `[..., R]` to `[..., K]`, in the precision of its weights whatever
-    autocast says.
+    """The classification layer, `[..., R]` to `[..., K]`, in the precision of its weights despite autocast.
 
     In bf16 two answers of a thousand are often equal, and a logit near the initial bias of -10 is off by up
     to 0.03.
@@ -146,9 +136,8 @@ class Head(Linear):
 
     def forward(self, features: Tensor) -> Tensor:
         device = features.device.type
-        # Left alone where nothing is on: exporters would otherwise find a region in the graph. torch 2.11
-        # cannot compile `is_autocast_available`, and `meta` is the one device without autocast that a network
-        # meets.
+        # Skipped without autocast: exporters would otherwise see a region in the graph. torch 2.11 cannot
+        # compile `is_autocast_available`, and `meta` is the only device without autocast used here.
         is_on = device != "meta" and torch.is_autocast_enabled(device)
         off = torch.autocast(device, enabled=False) if is_on else nullcontext()
         with off:
@@ -156,15 +145,10 @@ class Head(Linear):
 
 
 def pack(model: nn.Module, dtype: torch.dtype) -> None:
-    """Lay the weights of linear layers out for oneDNN, once, where they are multiplied in bf16 on a CPU.
+    """Reorder the weights of linear layers for oneDNN, once, if they are multiplied in bf16 on a CPU.
 
     Otherwise every product converts its weights from float32 and reorders them. The copies do not follow the
-    weights: `packed` drops them.
-
-    Args:
-        model: not trained while it is packed. Compiled ones stay as they are; so do layers of `Head`, whose
-            weights stay wide.
-        dtype: of the products.
+    weights: a packed model must not be trained. Compiled models and `Head` layers stay as they are.
     """
     layers = [one for one in model.modules() if isinstance(one, Linear) and not isinstance(one, Head)]
     is_compiled = any(module._compiled_call_impl is not None for module in model.modules())
@@ -178,7 +162,7 @@ def pack(model: nn.Module, dtype: torch.dtype) -> None:
 
 def _has_bf16(device: torch.device) -> bool:
     """Return whether oneDNN multiplies bf16 here, which needs AVX-512."""
-    library: Any = torch.backends.mkldnn  # not all of it has types
+    library: Any = torch.backends.mkldnn  # only partly typed
     return bool(
         device.type == "cpu" and library.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
@@ -186,7 +170,7 @@ def _has_bf16(device: torch.device) -> bool:
 
 @contextmanager
 def packed(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Compute with packed weights within the block, in which they do not change; see `pack`."""
+    """Compute with packed weights within the block, where weights must not change; see `pack`."""
     pack(model, dtype)
     try:
         yield

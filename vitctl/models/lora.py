@@ -1,4 +1,4 @@
-"""Low-rank adaptation: frozen linear layers, and beside them products of two small matrices that are trained.
+"""Low-rank adaptation: frozen linear layers plus trained products of two small matrices.
 
 Source: Hu et al. 2021, LoRA, Section 4.1
 """
@@ -33,9 +33,9 @@ class Adapter(nn.Module):
 
 
 class Adapted(Linear):
-    """A frozen linear layer with adapters of the parts that are stacked along its rows, by target.
+    """A frozen linear layer with adapters for the parts stacked along its rows, by target.
 
-    In training they compute beside it. In evaluation they are merged into its weight, as they are stored.
+    In training they are computed separately; in evaluation they are merged, as in files.
     """
 
     adapters: nn.ModuleDict
@@ -43,7 +43,7 @@ class Adapted(Linear):
 
     @classmethod
     def made_of(cls, layer: Linear, adapters: Mapping[str, Adapter], scale: float) -> None:
-        """Give a layer adapters in place: its parameters, and all that holds them, stay as they are."""
+        """Add adapters to a layer in place; its parameters, and references to it, stay valid."""
         layer.adapters = nn.ModuleDict(adapters)
         layer.scale = scale  # type: ignore[assignment]  # no tensor
         layer.__class__ = type(f"Adapted{type(layer).__name__}", (cls, type(layer)), {})
@@ -69,18 +69,15 @@ class Adapted(Linear):
 
 
 def stacked(targets: Iterable[str]) -> int:
-    """Return how many parts are stacked along the rows of the layer that holds the targets."""
+    """Return how many parts are stacked along the rows of the targets' layer."""
     layer = LORA_TARGETS[next(iter(targets))][0]
     return sum(where == layer for where, _ in LORA_TARGETS.values())
 
 
 def merged(weight: Tensor, factors: Factors, scale: float) -> Tensor:
-    """Return weight + scale * B A, added in float64 and rounded once to the type of the weight.
+    """Return weight `[out, in]` + scale * B A, added in float64 and rounded once to the weight's type.
 
-    Args:
-        weight: `[out, in]`.
-        factors: of some of the parts along its rows.
-        scale: of the products; negative, it takes them out again.
+    `factors` are those of some parts of its rows; a negative scale removes them.
     """
     rows = list(weight.double().chunk(stacked(factors)))
     for name, (a, b) in factors.items():
@@ -100,19 +97,17 @@ def adapt(
     dropout: float,
     seed: int,
 ) -> None:
-    """Freeze every weight of a Transformer but the head, and put adapters beside layers of its blocks.
+    """Freeze every weight of a Transformer except the head, and add adapters to layers of its blocks.
 
-    A is drawn as torch draws a linear layer, uniform within 1 / sqrt(in), and B is 0: the network computes
-    what it computed before. The draws of an adapter depend on seed, block and target alone.
+    A is drawn as torch draws a linear layer, uniform within 1 / sqrt(in), and B is 0, so outputs do not
+    change. The draws of an adapter depend on seed, block and target alone.
 
     Args:
-        model: with `blocks` and a `head`.
         targets: keys of `LORA_TARGETS`.
         blocks: numbers of blocks from 0; none: all.
         rank: columns of B, rows of A.
         alpha: scale times rank; 0: the rank.
         dropout: of the inputs of adapters, in training.
-        seed: of the draws.
 
     Source: LoRA, Section 4.1
     """
@@ -129,7 +124,7 @@ def adapt(
             rows = layer.out_features // stacked(own)
             adapters = {name: Adapter(layer.in_features, rows, rank, dropout) for name in own}
             for name, adapter in adapters.items():
-                adapter.to(layer.weight.dtype)  # on the CPU, also where the weights are read later
+                adapter.to(layer.weight.dtype)  # on the CPU, even if the weights are read later
                 stream = seed, number, list(LORA_TARGETS).index(name)
                 draw(adapter.a, _uniform, np.random.default_rng(stream))
                 zero(adapter.b)
@@ -156,16 +151,9 @@ def stored(
     full: Callable[[Tensor], Tensor],
     like: Callable[[Tensor, Tensor], Tensor],
 ) -> Iterator[tuple[bool, str, Tensor]]:
-    """Yield a state as it is stored: of the network without adapters, which are merged, and of the adapters.
+    """Yield (is of an adapter, name, tensor) of a state in stored form: adapters merged, and separately.
 
-    Args:
-        model: with adapters, or without any.
-        state: of the model, or averages of it.
-        full: gathers what is sharded.
-        like: shards a full tensor as another one.
-
-    Yields:
-        whether it is of an adapter, its name, the tensor.
+    `full` gathers a sharded tensor, `like` shards a full one.
     """
     layers, pairs = adapted_layers(model), factors_of(state)
     for name, tensor in state.items():

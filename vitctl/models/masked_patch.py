@@ -1,6 +1,6 @@
 """Masked patch prediction: corrupted patches, the three targets, the loss, and the model that predicts them.
 
-The paper leaves open where colours are cut into bins, and whether the number of corrupted patches is fixed.
+The paper does not specify the bins of colours, or whether the number of corrupted patches is fixed.
 Here the bins are uniform over [-1, 1], after augmentation, and every image has the same number, so that a
 loss averaged over micro-batches is the loss of the batch. Paper: Appendix B.1.2
 """
@@ -20,14 +20,13 @@ from vitctl.models.vit import initialise as initialise_transformer
 
 MASK = -1
 _LEVELS = 8  # 3 bits for each channel
-_OF_MASKED, _OF_REPLACED = 0.8, 0.1  # the rest of the corrupted patches stays as it is
+_OF_MASKED, _OF_REPLACED = 0.8, 0.1  # the remaining corrupted patches stay as they are
 
 
 class Corruption(NamedTuple):
-    """What becomes of the patches, for one image `[N]` or a batch `[B, N]`.
+    """The corruption of patches, for one image `[N]` or a batch `[B, N]`.
 
-    `corrupted` marks the patches to predict; `source` is the patch whose embedding stands at each place, or
-    MASK.
+    `corrupted` marks the patches to predict; `source` is the patch whose embedding replaces each, or MASK.
     """
 
     corrupted: Tensor
@@ -37,8 +36,8 @@ class Corruption(NamedTuple):
 def draw_corruption(num_patches: int, rng: np.random.Generator, rate: float = 0.5) -> Corruption:
     """Corrupt round(`rate` * `num_patches`) patches of one image, at least 1, chosen and treated at random.
 
-    Of these 80 % become the mask embedding, 10 % another patch of the image and 10 % stay; each by its own
-    draw. `num_patches` is at least 2. Paper: Appendix B.1.2
+    Of these 80 % become the mask embedding, 10 % another patch of the image and 10 % stay, drawn
+    independently. `num_patches` is at least 2. Paper: Appendix B.1.2
     """
     chosen = rng.permutation(num_patches)[: max(1, round(rate * num_patches))]
     fate = rng.random(len(chosen))
@@ -53,19 +52,17 @@ def draw_corruption(num_patches: int, rng: np.random.Generator, rate: float = 0.
 
 
 def corrupt(patches: Tensor, source: Tensor, mask_embedding: Tensor) -> Tensor:
-    """Return the patch embeddings `[B, N, D]` with those of `source` `[B, N]` in their places, or
-    `mask_embedding`.
-    """
+    """Return patch embeddings `[B, N, D]` replaced by those of `source` `[B, N]`, or by `mask_embedding`."""
     moved = patches.gather(1, source.clamp(min=0)[..., None].expand_as(patches))
     return torch.where((source == MASK)[..., None], mask_embedding.to(patches.dtype), moved)
 
 
 def targets(images: Tensor, config: MaskedPatchConfig) -> Tensor:
-    """Return what `config.target` wants predicted of every patch of `images` `[B, 3, H, W]` in [-1, 1].
+    """Return what to predict for every patch of `images` `[B, 3, H, W]` in [-1, 1], by `config.target`.
 
     Returns:
         `mean_color`: classes 0 to 511, `[B, N, 1]`; `downsized`: those of a 4x4 version of the patch, row by
-        row, `[B, N, 16]`; `pixels`: the pixels themselves, `[B, N, 3 * patch_size**2]`, colours slowest.
+        row, `[B, N, 16]`; `pixels`: the pixels, `[B, N, 3 * patch_size**2]`, colours slowest.
     """
     (rows, columns), patch = config.grid, config.patch_size
     images = images[:, :, : rows * patch, : columns * patch]
@@ -84,12 +81,8 @@ def masked_patch_loss(
     """Return the loss of each image `[B]`, averaged over its corrupted patches, in float32 or wider.
 
     Cross-entropy over 512 colours, averaged over the 16 of a downsized patch; or the mean squared error of
-    the pixels.
-
-    Args:
-        predictions: `[B, N, outputs]`, as the model returns them.
-        targets: as `targets` returns them.
-        corrupted: `[B, N]`, true where the loss counts; the same number in every image.
+    the pixels. `predictions` are `[B, N, outputs]`, `targets` from `targets`; `corrupted` `[B, N]` is true
+    where the loss counts, the same number in every image.
     """
     predictions = predictions if predictions.dtype == torch.float64 else predictions.float()
     if config.target == "pixels":
@@ -101,12 +94,9 @@ def masked_patch_loss(
 
 
 class MaskedPatchTransformer(VisionTransformer):
-    """A `VisionTransformer` with a linear head on every patch, and an embedding that stands for hidden
-    patches.
+    """A `VisionTransformer` with a linear head on every patch, and an embedding for hidden patches.
 
-    The class token, where there is one, sees everything and predicts nothing. A fine-tune takes the body by
-    `build.transfer`.
-    Paper: Appendix B.1.2
+    A class token sees everything and predicts nothing. Paper: Appendix B.1.2
     """
 
     def __init__(self, config: MaskedPatchConfig) -> None:
@@ -117,7 +107,7 @@ class MaskedPatchTransformer(VisionTransformer):
     def forward(self, images: Tensor, source: Tensor | None = None) -> Tensor:
         """Return the predictions `[B, N, outputs]` for every patch of `images` `[B, 3, H, W]` in [-1, 1].
 
-        `source` `[B, N]` is that of a `Corruption`; without it the patches are left as they are.
+        `source` `[B, N]` is from a `Corruption`; without it no patch is corrupted.
         """
         patches = self.embed(images)
         if source is not None:
@@ -129,9 +119,7 @@ class MaskedPatchTransformer(VisionTransformer):
 
 @torch.no_grad()
 def initialise(model: MaskedPatchTransformer, generator: Generator) -> None:
-    """Draw every weight of `model` in place, as `vit.initialise` does; the mask embedding as a position
-    embedding.
-    """
+    """Draw every weight of `model` in place, as `vit.initialise`; the mask embedding like positions."""
     initialise_transformer(model, generator)
     draw(model.mask_embedding, normal, generator, std=0.02)
 

@@ -1,4 +1,4 @@
-"""Positions of tokens: tables, relative positions, rotary turns."""
+"""Positions of tokens: tables, relative positions, rotary angles."""
 
 import math
 
@@ -12,16 +12,10 @@ Grid = tuple[int, int]
 
 
 def grid_table(rows: Tensor, columns: Tensor, prefix_tokens: int) -> Tensor:
-    """Return the 2-D embedding of every token: that of its column, then that of its row; zeros for prefix
-    tokens.
+    """Return the 2-D embedding of every token: its column's, then its row's; zeros for prefix tokens.
 
-    The paper does not say what a class token gets; it has no coordinates.
-
-    Args:
-        rows, columns: `[L, rows, D / 2]` and `[L, columns, D / 2]`.
-
-    Returns `[L, prefix_tokens + rows * columns, D]`.
-    Paper: Appendix D.4
+    The paper does not say what a class token gets; it has no coordinates. From `[L, rows, D / 2]` and
+    `[L, columns, D / 2]` to `[L, prefix_tokens + rows * columns, D]`. Paper: Appendix D.4
     """
     along_x = columns[:, None].expand(-1, rows.shape[1], -1, -1)  # [L, rows, columns, D / 2]
     along_y = rows[:, :, None].expand(-1, -1, columns.shape[1], -1)
@@ -31,15 +25,10 @@ def grid_table(rows: Tensor, columns: Tensor, prefix_tokens: int) -> Tensor:
 def relative_logits(query: Tensor, offsets: Tensor) -> Tensor:
     """Return query . embedding of the offset p_q - p_k for all pairs of tokens, before any scaling.
 
-    The paper does not say where the class token stands, nor who shares a table. Here tokens are numbered as
-    the encoder sees them, class token first, and each layer has its own table, split into heads as keys are.
-
-    Args:
-        query: `[B, H, N, Dh]`.
-        offsets: `[2 N - 1, H * Dh]`, from offset 1 - N to N - 1.
-
-    Returns `[B, H, N, N]`, queries before keys.
-    Paper: Appendix D.4
+    The paper specifies neither the class token's position nor which layers share a table. Here tokens are
+    numbered in the encoder's order, class token first, and each layer has a table, split into heads like
+    keys. From queries `[B, H, N, Dh]` and `[2 N - 1, H * Dh]`, offsets 1 - N to N - 1, to `[B, H, N, N]`,
+    queries before keys. Paper: Appendix D.4
     """
     heads, tokens = query.shape[-3], query.shape[-2]
     by_offset: Tensor = query @ torch.unflatten(offsets, -1, (heads, -1)).permute(
@@ -67,17 +56,13 @@ def sincos_table(grid: Grid, hidden_size: int, device: torch.device) -> Tensor:
 
 
 def rotary_turns(config: ViTConfig, like: Tensor, scale: Tensor | None = None) -> Tensor:
-    """Return cosine and sine `[2, N, Dh]` of the angle by which each token's queries and keys are turned.
+    """Return cosine and sine `[2, N, Dh]` of the angle by which each token's queries and keys are rotated.
 
-    Both rules halve a head: half of its angles are the row's, half the column's. DINOv3's coordinates lie
+    Both rules use half of a head's angles for the row, half for the column. DINOv3's coordinates are
     between -1 and 1 at any size, and its periods grow from 1 to almost 100; an angle is shared by elements
-    half a head apart. EVA-02's coordinates count patches, as if there were 16 x 16, and its frequencies fall
-    from 1 to almost 1 / 10,000; an angle is shared by neighbours. Prefix tokens are not turned.
-
-    Args:
-        config: with `rotary`.
-        like: a tensor of the model, for the device; the turns are float32, or float64 as it is.
-        scale: of all coordinates, a scalar.
+    half a head apart. EVA-02's coordinates count patches, as if there were 16 x 16, and its frequencies
+    fall from 1 to almost 1 / 10,000; an angle is shared by neighbours. Prefix tokens are not rotated.
+    `like` gives the device, and float64 if it has it, else float32; `scale` multiplies all coordinates.
 
     Source: DINOv3, layers/rope_position_encoding.py; EVA-02, rope.py
     """
@@ -105,7 +90,7 @@ def rotary_turns(config: ViTConfig, like: Tensor, scale: Tensor | None = None) -
 
 
 def turned(vectors: Tensor, turns: Tensor, rule: str) -> Tensor:
-    """Return queries or keys `[..., N, Dh]` turned by `turns` `[2, N, Dh]`, computed in their precision."""
+    """Return queries or keys `[..., N, Dh]` rotated by `turns` `[2, N, Dh]`, computed in their precision."""
     cosine, sine = turns.unbind(0)
     wide = vectors.to(torch.promote_types(vectors.dtype, turns.dtype))
     if rule == "dinov3":
@@ -121,22 +106,16 @@ CLASS_ROWS = 3  # class token to patches, patches to class token, class token to
 
 
 def num_offsets(grid: Grid) -> int:
-    """Return the rows of a table of relative position biases: one for each offset, and three for the class
-    token.
-    """
+    """Return the rows of a relative position bias table: one per offset, and three for the class token."""
     return (2 * grid[0] - 1) * (2 * grid[1] - 1) + CLASS_ROWS
 
 
 def offset_bias(table: Tensor, grid: Grid, has_token: bool) -> Tensor:
-    """Return what is added to the logits, `[H, N, N]`, queries before keys.
+    """Return the bias added to the logits, `[H, N, N]`, queries before keys.
 
-    Args:
-        table: `[num_offsets(grid), H]`: the offsets p_q - p_k, rows slowest, from the most negative one; then
-            class token to patches, patches to class token, class token to itself.
-        grid: rows and columns of patches.
-        has_token: whether a class token stands before the patches.
-
-    Source: BEiT, modeling_finetune.py
+    The table `[num_offsets(grid), H]` has the offsets p_q - p_k, rows slowest, from the most negative one;
+    then class token to patches, patches to class token, class token to itself. Source: BEiT,
+    modeling_finetune.py
     """
     (rows, columns), last = grid, len(table)
     row = torch.arange(rows, device=table.device).repeat_interleave(columns)

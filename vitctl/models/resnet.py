@@ -1,6 +1,4 @@
-"""The ResNets of the paper: GroupNorm and weight-standardised convolutions, in two versions, each to its last
-digit.
-"""
+"""The paper's ResNets: GroupNorm and weight-standardised convolutions, in two numerically exact versions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from vitctl.models.variants import HybridConfig, Recomputed, ResNetConfig, UnitS
 
 @dataclass(frozen=True)
 class Numerics:
-    """Where the published implementations differ by a digit.
+    """Numerical details in which the published implementations differ.
 
     `std_eps` is added to a kernel's standard deviation, `variance_eps` to its variance. SAME padding is
     TensorFlow's: an odd pixel goes to the right and the bottom; without it padding is symmetric.
@@ -42,9 +40,7 @@ class StdConv(nn.Conv2d):
         self.is_standard = False
 
     def standardise_once(self) -> None:
-        """Replace the kernel by the standardised one: the same results sooner, for a model that is not
-        trained or saved any more.
-        """
+        """Replace the kernel by the standardised one: faster, for a model no longer trained or saved."""
         self.weight.data = standardise(self.weight.data, self.numerics)
         self.is_standard = True
 
@@ -64,10 +60,9 @@ def standardise(weight: Tensor, numerics: Numerics) -> Tensor:
 
 
 def pad_same(images: Tensor, kernel: int, stride: int, value: float = 0.0) -> tuple[Tensor, int]:
-    """Pad square maps so that side n becomes ceil(n / stride); return them with what every side still lacks.
+    """Pad square maps so that side n becomes ceil(n / stride); return them with the padding left per side.
 
-    A convolution or pooling adds an equal padding by itself, at no cost; only an odd pixel has to be added
-    here.
+    A convolution or pooling adds equal padding at no cost; only an odd pixel has to be added here.
     """
     side = images.shape[-1]
     total = max(0, (-(-side // stride) - 1) * stride + kernel - side)
@@ -78,7 +73,7 @@ def pad_same(images: Tensor, kernel: int, stride: int, value: float = 0.0) -> tu
 
 
 class GroupNorm(nn.GroupNorm):
-    """A GroupNorm in the precision of its weights, which autocast grants it on a GPU and not on a CPU."""
+    """A GroupNorm in the precision of its weights, which autocast ensures on a GPU and not on a CPU."""
 
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(images.to(self.weight.dtype))
@@ -129,16 +124,14 @@ class RootV2(nn.Module):
         self.conv = StdConv(3, width, 7, 2, V2)
 
     def forward(self, images: Tensor) -> Tensor:
-        # Nothing made these values positive, so the zeros at the border win where all are negative, as in the
-        # release.
+        # These values may all be negative, and then the zeros at the border win, as in the release.
         return F.max_pool2d(_zero_border(self.conv(images)), 3, 2)
 
 
 def _zero_border(images: Tensor) -> Tensor:
-    """Return `images` `[B, C, H, W]` in a frame of zeros, `[B, C, H + 2, W + 2]`.
+    """Return `images` in a frame of zeros, `[B, C, H + 2, W + 2]`.
 
-    Not by `F.pad`: ONNX Runtime merges that into the max-pooling behind it, where the frame counts as minus
-    infinity.
+    ONNX Runtime would merge `F.pad` into the next max-pooling, where padding counts as minus infinity.
     """
     row = torch.zeros_like(images[:, :, :1])
     images = torch.cat([row, images, row], dim=2)
@@ -198,7 +191,7 @@ def backbone_v2(config: ResNetConfig) -> Backbone:
 
 
 class ResNet(nn.Module):
-    """Images to logits. The weights mean nothing before `initialise` or `load_state_dict`: use `build.build`.
+    """Images to logits. Weights are undefined before `initialise` or `load_state_dict`: use `build.build`.
 
     The paper does not say which version its ResNet (BiT) baselines are; v1 is that of its hybrids, v2 that of
     the weights BiT released. `checkpoint_blocks` trades memory for time in training, and changes no result.
@@ -222,19 +215,13 @@ class ResNet(nn.Module):
         return found.mean(dim=(2, 3))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits `[B, K]` of `images` `[B, 3, H, W]` in [-1, 1]; without a head, their
-        representation.
-        """
+        """Return logits `[B, K]` of `[B, 3, H, W]` in [-1, 1]; without a head, their representation."""
         features = self.features(images)
         return features if self.head is None else self.head(features)
 
 
 @torch.no_grad()
 def initialise(model: ResNet, generator: Generator) -> None:
-    """Draw every weight of `model` in place, as the authors' code does.
-
-    See `vit.initialise` for `generator`.
-    """
     initialise_backbone(model.backbone, generator)
     if model.norm is not None:
         plain_norm(model.norm)
@@ -245,10 +232,7 @@ def initialise(model: ResNet, generator: Generator) -> None:
 
 @torch.no_grad()
 def initialise_backbone(backbone: Backbone, generator: Generator) -> None:
-    """Draw every weight of `backbone` in place.
-
-    A v1 unit begins as its shortcut: its last norm has scale 0.
-    """
+    """Draw every weight in place. A v1 unit begins as its shortcut: its last norm has scale 0."""
     for module in backbone.modules():
         if isinstance(module, StdConv):
             draw(module.weight, lecun_normal, generator)

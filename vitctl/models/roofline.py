@@ -1,9 +1,10 @@
-"""Time of a step on a GPU that nobody has at hand: the FLOPs and bytes of each kernel, and the rates that
-GPUs reach. Imports no torch.
+"""Estimated step time on a GPU that is not at hand, from each kernel's FLOPs and bytes and the GPU's rates.
+
+Imports no torch.
 
 A kernel takes as long as its products or its bytes, whichever is longer (Williams et al. 2009); a step takes
 at least as long as the host needs to start its kernels. No number was computed from the runs that
-`benchmarks/roofline.py` compares it with; two were chosen after those had been seen, which it names.
+`benchmarks/roofline.py` compares it with; two were chosen after seeing those runs, which the benchmark names.
 """
 
 from collections.abc import Iterator
@@ -24,10 +25,10 @@ from vitctl.system.text import one_line
 
 
 class Gpu(NamedTuple):
-    """What a GPU has, beside its peak in `PEAK_TFLOPS`.
+    """A GPU's memory and rates, in addition to its peak in `PEAK_TFLOPS`.
 
-    memory: GiB that torch reports, the least of several drivers; ECC and the driver keep the rest of what
-    the data sheet says. bandwidth: GB/s, by the data sheet. matrices, attention, backward: shares of the peak
+    memory: GiB that torch reports, the least of several drivers; ECC and the driver keep the rest of the data
+    sheet's number. bandwidth: GB/s, by the data sheet. matrices, attention, backward: shares of the peak
     that matrix products reach, and fused attention in its forward and in its backward pass. plain: share of
     the bandwidth that the kernels of plain attention reach.
     """
@@ -42,12 +43,12 @@ class Gpu(NamedTuple):
 
 # Matrices: the best shapes on A100 (267.9 of 312 TFLOP/s) and H100 (792.1 of 989) in the table of the book
 # Machine Learning Engineering (stas00); 0.83, between the two, is an estimate. A 4090's clocks exceed those
-# of its data sheet: attention alone has reached 173 of 165.2 (below), so that products are taken to reach it.
+# of its data sheet: attention alone has reached 173 of 165.2 (below), so products are assumed to reach it.
 # Attention, for heads of 64 channels and 512 tokens without a mask:
 # - A100: 0.45 for both passes together, FlashAttention-2 (arXiv 2307.08691); divided as its best shapes are,
 #   0.73 forward and 0.63 backward.
-# - H100: FlashAttention-2 reached 252 TFLOP/s forward and 190 backward (Dao-AILab/flash-attention#2688, taken
-#   to be of an H100).
+# - H100: FlashAttention-2 reached 252 TFLOP/s forward and 190 backward (Dao-AILab/flash-attention#2688,
+#   assumed to be on an H100).
 #   torch 2.11 prefers cuDNN there, if newer than 9.15; it was at least 1.15 times as fast (pytorch#122510).
 #   252 and 190 times this, of 989, are estimates. An H200 has the same chip.
 # - RTX 3090: those of an RTX A5000, also a GA102: 84.1 and 52.9 of 111.1 (gpu-mode/ring-attention#10).
@@ -71,17 +72,15 @@ GPUS = {
     "V100": Gpu(31.7, 900.0, 0.83, 0.30, 0.20, 0.70),
 }
 REACHED_BYTES = 0.9  # of the bandwidth, as copies reach
-# Seconds in which the host starts a kernel: 4 to 6 microseconds for the driver, and about as much for torch
-# and Python where they call each operation. Both are estimates.
+# Seconds for the host to start a kernel: 4 to 6 microseconds for the driver, and about as much for torch and
+# Python if they call each operation. Both are estimates.
 STARTING = {"compiled": 5e-6, "eager": 10e-6}
-_NARROW, _WIDE = 2, 4  # bytes of a number in bf16, and of one in the residual stream, a weight or a gradient
+_NARROW, _WIDE = 2, 4  # bytes per number: bf16; residual stream, weights and gradients
 Kind = Literal["matrices", "attention", "backward", "plain", "element-wise", "optimizer", "starting", "again"]
 
 
 class Kernel(NamedTuple):
-    """Kernels of a step: their kind, FLOPs, bytes read and written, how often they run, and how many kernels
-    the host starts for it each time.
-    """
+    """Kernels of a step: kind, FLOPs, bytes read and written, runs, and host launches per run."""
 
     kind: Kind
     flops: float
@@ -95,17 +94,14 @@ class Step:
     """A step of one GPU in bf16 autocast.
 
     Args:
-        images: of the step.
-        passes: forward passes that they are divided into; one update follows.
+        passes: forward passes that its `images` are divided into; one update follows.
         training: with backward passes and the update, otherwise forward passes alone.
-        compiled: blocks are compiled: element-wise operations next to each other are one kernel. Otherwise
-            each reads and writes memory.
-        plain: attention is plain products, as with relative positions in any case, otherwise fused.
+        compiled: blocks are compiled, so adjacent element-wise operations are one kernel; otherwise each
+            reads and writes memory.
+        plain: attention is plain products, as always with relative positions; otherwise fused.
         slots: numbers that the optimizer keeps for each weight.
-        averaging: of the weights.
-        shards: processes that share the update; the exchange between them is not counted.
-        again: what the backward pass computes of blocks again, as a share of both passes. It is taken to run
-            as fast as they do.
+        shards: processes that share the update; communication between them is not counted.
+        again: recomputed share of both passes, assumed to run as fast as they do.
         teacher: of a distillation, a network of matrix products.
     """
 
@@ -125,8 +121,8 @@ class Step:
 class Estimate:
     """Expected time of a step.
 
-    `seconds` holds that of each kind of kernel; `starting` what the host takes longer to start them than the
-    GPU to run them. `mfu` counts FLOPs as the log of a training does, and is 0 for a forward pass.
+    `seconds` is by kind of kernel; `starting` is the additional time if the host starts kernels slower than
+    the GPU runs them. `mfu` counts FLOPs as a training log does, and is 0 for a forward pass.
     """
 
     step: Step
@@ -140,11 +136,7 @@ class Estimate:
 
 
 def find_device(name: str) -> str:
-    """Return the row of `GPUS` that a name means; see `known_device`.
-
-    Raises:
-        RecipeError: there is none.
-    """
+    """Return the row of `GPUS` for a device name, see `known_device`; RecipeError if there is none."""
     row = known_device(name)
     if row not in GPUS:
         raise RecipeError(f"no GPU is known as '{one_line(name)}'", fix=f"choose one of: {', '.join(GPUS)}")
@@ -152,17 +144,12 @@ def find_device(name: str) -> str:
 
 
 def kernels(config: ViTConfig, step: Step) -> Iterator[Kernel]:
-    """Yield the kernels of a step.
-
-    Args:
-        config: of a network without convolutions.
-        step: its size, and how it is computed.
-    """
+    """Yield the kernels of a step of a network without convolutions."""
     parameters = count_parameters(config)
     for kernel in _pass(config, step, step.images / step.passes):
         yield kernel._replace(times=kernel.times * step.passes)
     if isinstance(step.teacher, ViTConfig):
-        # Blocks of the student alone are compiled.
+        # Only the student's blocks are compiled.
         seen = replace(step, training=False, compiled=False, teacher=None)
         yield from kernels(step.teacher, seen)
     if step.training:
@@ -181,7 +168,7 @@ def _pass(config: ViTConfig, step: Step, images: float) -> Iterator[Kernel]:
     products, directions = (3, 2) if training else (1, 1)
     fc1 = mlp * (2 if config.mlp == "swiglu" else 1)
     drops = training and config.dropout > 0
-    # Stochastic depth and scales each read and write a branch, where nothing is compiled.
+    # Without compilation, stochastic depth and scales each read and write a branch.
     paths, scales = training and config.drop_path > 0, config.layer_scale > 0
     touched = 0 if step.compiled else 2 * (2 * _NARROW) * width * (paths + scales)
 
@@ -197,7 +184,7 @@ def _pass(config: ViTConfig, step: Step, images: float) -> Iterator[Kernel]:
         yield Kernel("element-wise", 0, tokens * width * (2 * _WIDE + 1), directions)
     yield matrix(tokens, width, 3 * width, products * depth)
     yield from (matrix(*sizes) for sizes in _head(config, images) if all(sizes))
-    # Where only the class token is read, the last block computes no other one from its attention on.
+    # If only the class token is read, the last block computes no other from its attention on.
     last = int(skips_unused_tokens(config))
     for queries, times in ((tokens, depth - last), (images, last)):
         yield matrix(queries, width, width, products * times)
@@ -228,7 +215,7 @@ def _pass(config: ViTConfig, step: Step, images: float) -> Iterator[Kernel]:
 
 
 def _head(config: ViTConfig, images: float) -> list[tuple[float, int, int]]:
-    """Return rows, inputs and outputs of the products behind the blocks; none of what is not there."""
+    """Return rows, inputs and outputs of each product after the blocks."""
     if isinstance(config, MaskedPatchConfig):
         return [(images * config.grid[0] * config.grid[1], config.hidden_size, config.patch_outputs)]
     width, pooled = config.hidden_size, images * (config.classifier == "attention")
@@ -248,7 +235,7 @@ def _attention(config: ViTConfig, step: Step, queries: float, tokens: float) -> 
     matrix, position = config.num_heads * pairs, config.position_embedding
     if not (step.plain or position.startswith("relative")):
         yield Kernel("attention", 2 * product, 2 * moved)
-        if step.training:  # the matrix is computed again
+        if step.training:  # the matrix is recomputed
             yield Kernel("backward", 5 * product, 4 * moved, 1, 3)
         return
     yield Kernel("plain", product, moved + _NARROW * matrix, 2 * products)
@@ -265,12 +252,7 @@ def _attention(config: ViTConfig, step: Step, queries: float, tokens: float) -> 
 
 
 def estimate(config: Config, device: str, step: Step) -> Estimate:
-    """Estimate the time of a step that never waits for data or other GPUs.
-
-    Args:
-        config: of a network of matrix products: `ViTConfig`, not a ResNet, hybrid or axial one.
-        device: a row of `GPUS`.
-        step: its size, and how it is computed.
+    """Estimate the time of a step that never waits for data or other GPUs, for a row of `GPUS`.
 
     Raises:
         RecipeError: the device has no row, or a network has convolutions.

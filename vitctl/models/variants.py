@@ -9,16 +9,15 @@ from typing import Any, Literal
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.system.text import nearest, one_line
 
-# One table for all families: the least and the most of each whole number, and the words that a field may
-# hold. The most is some ten times what any published model has: a file that claims more is damaged or
-# hostile.
+# One table for all families: the range of each integer, and the words that a field may hold. Maxima are
+# about ten times those of any published model: a file that claims more is damaged or hostile.
 BOUNDS = {
     "patch_size": (1, 4096), "hidden_size": (1, 2**16), "depth": (1, 1000), "mlp_size": (1, 2**18),
     "num_heads": (1, 2**12),
     "image_size": (1, 2**14), "width": (1, 2**13), "num_groups": (1, 2**13), "num_classes": (0, 2**24),
     "representation_size": (0, 2**16), "registers": (0, 256), "token_blocks": (1, 1000),
 }  # fmt: skip
-_MAX_UNITS = 1000  # of a stage
+_MAX_UNITS = 1000  # per stage
 CHOICES = {
     "classifier": ("token", "gap", "patches", "token_patches", "attention"),
     "position_embedding": ("learned", "none", "2d", "relative", "relative_bias", "sincos"),
@@ -46,12 +45,12 @@ class ViTConfig:
     `drop_path` is the chance of dropping the last block's branches, and grows linearly from 0 at the first.
     `gelu` is `tanh` in the authors' code and `erf` in torchvision's and timm's weights.
 
-    The fields after `norm_eps` are later networks'; their defaults are the paper's. `classifier`: `patches`
-    averages the patches beside a class token, `token_patches` joins both, `attention` is SigLIP's pooling
-    head. `token_blocks` last blocks each give their class token, after the last norm; those are joined.
+    The fields after `norm_eps` belong to later networks; they default to the paper's. `classifier`: `patches`
+    averages the patches next to a class token, `token_patches` joins both, `attention` is SigLIP's pooling
+    head. The last `token_blocks` blocks each give their class token, after the last norm; these are joined.
     `norm_at`: the last norm comes before the pooling or after it. `registers` are tokens without a
     position. `layer_scale` is the initial scale of each branch, 0 for none. `mlp_size` of a `swiglu` is that
-    of its gate. `rotary` turns queries and keys of patches, by DINOv3's rule or EVA-02's; in training all
+    of its gate. `rotary` rotates queries and keys of patches, by DINOv3's rule or EVA-02's; in training all
     coordinates are multiplied by one number from [1 / `rotary_rescale`, `rotary_rescale`].
 
     Raises RecipeError, naming every problem in one line.
@@ -97,36 +96,30 @@ class ViTConfig:
 
     @property
     def map_channels(self) -> int:
-        """Channels of the map that is cut into patches."""
         return 3
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches.
-
-        What lies beyond the last whole patch is dropped (a VALID convolution).
-        """
+        """Rows and columns of patches, without any partial patches (a VALID convolution)."""
         side = self.map_size // self.patch_size
         return side, side
 
     @property
     def has_class_token(self) -> bool:
-        """Whether a class token stands before all others."""
         return self.classifier in WITH_CLASS_TOKEN
 
     @property
     def prefix_tokens(self) -> int:
-        """Tokens before the patches: the class token, if there is one, and the registers."""
+        """Tokens before the patches: the class token, if any, and the registers."""
         return self.has_class_token + self.registers
 
     @property
     def prefix_rows(self) -> int:
-        """Rows of the position table before those of the patches: 1 where the class token has a position."""
+        """Rows of the position table before the patches' rows: 1 if the class token has a position."""
         return int(self.has_class_token and self.position_class_row)
 
     @property
     def num_tokens(self) -> int:
-        """Length of the sequence that the encoder sees."""
         rows, columns = self.grid
         return self.prefix_tokens + rows * columns
 
@@ -137,11 +130,10 @@ class ViTConfig:
 
     @property
     def pooled_size(self) -> int:
-        """Width of the one vector that is made of all tokens."""
         return self.hidden_size * (self.token_blocks + (self.classifier == "token_patches"))
 
     def misfits(self) -> Iterator[str]:
-        """Fields that do not fit together, or lie out of range."""
+        """Yield the problems of fields that do not fit together, or are out of range."""
         if self.hidden_size % self.num_heads:
             yield f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
         if self.patch_size > self.map_size:
@@ -182,8 +174,8 @@ class ViTConfig:
 class HybridConfig(ViTConfig):
     """A ViT over the feature map of a ResNet (V1). `patch_size` is in positions of that map.
 
-    `stage_depths` are the units of each stage, none for the root alone; `width` is the root's number of
-    channels, and `num_groups` that of every GroupNorm.
+    `stage_depths` lists the units of each stage, empty for the root alone; `width` is the root's number of
+    channels, and `num_groups` applies to every GroupNorm.
 
     Raises RecipeError, naming every problem in one line.
     Paper: Sections 3.1 and 4.1
@@ -195,23 +187,20 @@ class HybridConfig(ViTConfig):
 
     @property
     def map_size(self) -> int:
-        """Side of the backbone's output."""
         return sides(self.image_size, len(self.stage_depths))[-1]
 
     @property
     def map_channels(self) -> int:
-        """Channels of the backbone's output."""
         return channels(self.width, len(self.stage_depths))
 
     def misfits(self) -> Iterator[str]:
-        """Fields that do not fit together, or lie out of range."""
         yield from super().misfits()
         yield from _backbone_misfits(self.width, self.num_groups)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AxialConfig(ViTConfig):
-    """An Axial-ViT: every block attends within rows, then within columns, of a grid that has no class token.
+    """An Axial-ViT: every block attends within rows, then within columns, of a grid without class token.
 
     Raises RecipeError, naming every problem in one line.
     Paper: Appendix D.6
@@ -220,7 +209,6 @@ class AxialConfig(ViTConfig):
     classifier: Literal["token", "gap", "patches", "token_patches", "attention"] = "gap"
 
     def misfits(self) -> Iterator[str]:
-        """Fields that do not fit together, or lie out of range."""
         yield from super().misfits()
         if self.classifier != "gap":
             yield "an axial model has no class token: classifier must be gap"
@@ -232,7 +220,7 @@ class AxialConfig(ViTConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedPatchConfig(ViTConfig):
-    """A ViT that predicts what its corrupted patches looked like: `target` says which of the three ways.
+    """A ViT that predicts its corrupted patches; `target` chooses one of three representations.
 
     Raises RecipeError, naming every problem in one line.
     Paper: Appendix B.1.2
@@ -243,11 +231,9 @@ class MaskedPatchConfig(ViTConfig):
 
     @property
     def patch_outputs(self) -> int:
-        """Numbers predicted for each patch."""
         return {"mean_color": 8**3, "downsized": 16 * 8**3, "pixels": 3 * self.patch_size**2}[self.target]
 
     def misfits(self) -> Iterator[str]:
-        """Fields that do not fit together, or lie out of range."""
         yield from super().misfits()
         if self.num_classes or self.representation_size:
             yield "masked patch prediction has no classes: num_classes and representation_size must be 0"
@@ -264,8 +250,8 @@ class MaskedPatchConfig(ViTConfig):
 class ResNetConfig:
     """A BiT ResNet: GroupNorm and standardised convolutions. `v1` norms after each convolution, `v2` before.
 
-    `stage_depths` are the units of each stage; `width` is the root's number of channels, 64 times the factor
-    that names carry; `num_groups` is that of every GroupNorm.
+    `stage_depths` lists the units of each stage; `width` is the root's number of channels, 64 times the
+    factor in names; `num_groups` applies to every GroupNorm.
 
     Raises RecipeError, naming every problem in one line.
     Paper: Section 4.1
@@ -284,11 +270,9 @@ class ResNetConfig:
 
     @property
     def feature_size(self) -> int:
-        """Width of the representation that feeds the head."""
         return channels(self.width, len(self.stage_depths))
 
     def misfits(self) -> Iterator[str]:
-        """Fields that do not fit together."""
         if not self.stage_depths:
             yield "stage_depths must name at least one stage"
         yield from _backbone_misfits(self.width, self.num_groups)
@@ -305,7 +289,6 @@ class AxialResNetConfig(ResNetConfig):
     num_heads: int = 8
 
     def misfits(self) -> Iterator[str]:
-        """Fields that do not fit together."""
         yield from super().misfits()
         if self.version != "v1":
             yield f"an axial ResNet is v1, not {self.version}"
@@ -315,7 +298,7 @@ class AxialResNetConfig(ResNetConfig):
 
 Config = ViTConfig | ResNetConfig
 
-# Younger than the first weights files.
+# Newer than the first weights files.
 LATER_FIELDS = (
     "norm_at", "norm_pre", "patch_bias", "position_class_row", "registers", "layer_scale", "mlp", "mlp_norm",
     "qkv_bias", "rotary", "rotary_rescale", "token_blocks",
@@ -324,9 +307,7 @@ LATER_FIELDS = (
 
 @dataclass(frozen=True)
 class UnitShape:
-    """One bottleneck unit of a backbone: channels before and inside, stride, and the side of the map it
-    receives.
-    """
+    """A bottleneck unit of a backbone: channels before and inside, stride, and side of its input map."""
 
     inputs: int
     middle: int
@@ -335,25 +316,23 @@ class UnitShape:
 
     @property
     def outputs(self) -> int:
-        """Channels after the unit."""
         return 4 * self.middle
 
     @property
     def projected(self) -> bool:
-        """Whether the shortcut needs a convolution to fit."""
         return self.stride > 1 or self.inputs != self.outputs
 
 
-Recomputed = int | Literal["attention"]  # what is computed again: one in so many blocks, 0: none
+Recomputed = int | Literal["attention"]  # one in so many blocks, 0: none
 
 
 def is_checkpointed(index: int, recomputed: Recomputed) -> bool:
-    """Return whether a block is one of those whose inner values are all computed again."""
+    """Return whether all inner values of a block are recomputed."""
     return recomputed != "attention" and recomputed > 0 and index % recomputed == 0
 
 
 def check_recomputed(config: "Config", recomputed: Recomputed) -> None:
-    """Raise RecipeError where there is no attention to compute again."""
+    """Raise RecipeError if there is no attention to recompute."""
     if recomputed == "attention" and not isinstance(config, ViTConfig):
         raise RecipeError(
             "machine.checkpoint_blocks = 'attention' is for Transformers, this network is of the "
@@ -363,7 +342,7 @@ def check_recomputed(config: "Config", recomputed: Recomputed) -> None:
 
 
 def skips_unused_tokens(config: "ViTConfig") -> bool:
-    """Return whether the last block computes the class token alone, because nothing else is read."""
+    """Return whether the last block computes only the class token, because nothing else is read."""
     reads_all = isinstance(config, MaskedPatchConfig) or config.classifier != "token"
     return not reads_all and not config.position_embedding.startswith("relative")
 
@@ -384,7 +363,7 @@ def unseen_pixels(config: "Config", image_size: int = 0) -> list[str]:
 
 
 def stages(config: "HybridConfig | ResNetConfig") -> list[list[UnitShape]]:
-    """Return every unit of a backbone. The first unit of each stage but the first one halves the map."""
+    """Return the units of a backbone by stage. The first unit of each stage but the first halves the map."""
     found, inputs = [], config.width
     side = sides(config.image_size, 0)[0]
     for index, depth in enumerate(config.stage_depths):
@@ -397,9 +376,9 @@ def stages(config: "HybridConfig | ResNetConfig") -> list[list[UnitShape]]:
 
 
 def sides(image_size: int, num_stages: int) -> list[int]:
-    """Return the side of a backbone's map after the root, then after each stage: each halving rounds up.
+    """Return the side of a backbone's map after the root, then after each stage.
 
-    The root halves twice, the first stage keeps the size, every other one halves.
+    The root halves twice, and every stage but the first halves; halving rounds up.
     """
     root = -(-image_size // 4)
     return [root] + [-(-root // 2**index) for index in range(num_stages)]
@@ -416,7 +395,6 @@ def _check(config: Config) -> None:
 
 
 def _value_problems(config: Config) -> Iterator[str]:
-    """Fields that are wrong by themselves."""
     values: dict[str, Any] = vars(config)
     for name, value in values.items():
         if name in BOUNDS and not _is_within(value, *BOUNDS[name]):
@@ -460,7 +438,7 @@ def _backbone_misfits(width: int, num_groups: int) -> Iterator[str]:
 
 
 VARIANTS: dict[str, dict[str, int]] = {
-    # AugReg's two small models.
+    # The two small models of AugReg.
     "Ti": {"hidden_size": 192, "depth": 12, "mlp_size": 768, "num_heads": 3},
     "S": {"hidden_size": 384, "depth": 12, "mlp_size": 1536, "num_heads": 6},
     # Section 4.3: Base with every hidden size halved. The paper does not print its heads; 6 keeps 64 channels
@@ -471,7 +449,7 @@ VARIANTS: dict[str, dict[str, int]] = {
     "L": {"hidden_size": 1024, "depth": 24, "mlp_size": 4096, "num_heads": 16},
     "H": {"hidden_size": 1280, "depth": 32, "mlp_size": 5120, "num_heads": 16},
 }
-HALVED = "b"  # only at patch 32, as in the paper: elsewhere it is a slip of the shift key
+HALVED = "b"  # only at patch 32, as in the paper: elsewhere it is a typing error
 _USUAL_PATCHES = (8, 14, 16, 32)
 
 # Section 4.1: /16 moves the units of stage 4 into stage 3. `patch_size` is in positions of the feature map,
@@ -512,19 +490,16 @@ _FAMILIES: dict[str, type[Config]] = {
 
 
 def names() -> list[str]:
-    """Return the names of the models that the paper or its followers used; `variant` takes any patch size
-    beside.
-    """
+    """Return the names of the models that the paper or its followers used; `variant` takes any patch size."""
     plain = [f"{size}/{patch}" for size in VARIANTS if size != HALVED for patch in _USUAL_PATCHES]
     return [*plain, f"{HALVED}/32", *HYBRIDS, *RESNETS, "Axial-B/32", "Axial-B/16", *AXIAL_RESNETS]
 
 
 def variant(name: str, **overrides: Any) -> Config:
-    """Return the configuration that `name` stands for, case-sensitive: one of `names()`, or a size at any
-    patch.
+    """Return the configuration for a case-sensitive `name`: one of `names()`, or a size at any patch.
 
-    A `ViT-` inside, as in `ViT-B/16` or `R50+ViT-B/32`, changes nothing. Every other field keeps its default
-    unless `overrides` names it. Raises RecipeError. Paper: Table 1, Section 4.1, Appendix D.6
+    `ViT-` in a name, as in `ViT-B/16` or `R50+ViT-B/32`, changes nothing. `overrides` replace fields.
+    Raises RecipeError. Paper: Table 1, Section 4.1, Appendix D.6
     """
     kind, row = _row(name)
     known = [field.name for field in fields(kind)]
@@ -553,7 +528,7 @@ def _row(name: str) -> tuple[type[Config], Mapping[str, Any]]:
     )
 
 
-# What `lora.targets` names: a layer of a Transformer's block, and the part of its rows.
+# `lora.targets` -> a layer of a Transformer's block, and the part of its rows.
 LORA_TARGETS: dict[str, tuple[str, int]] = {
     "q": ("attention.qkv", 0),
     "k": ("attention.qkv", 1),
@@ -565,7 +540,7 @@ LORA_TARGETS: dict[str, tuple[str, int]] = {
 
 
 def check_lora(config: Config, blocks: Iterable[int]) -> None:
-    """Raise RecipeError where a network has no layers, or not the `blocks`, that adapters are put beside."""
+    """Raise RecipeError if a network has no layers for adapters, or lacks the `blocks`."""
     if not isinstance(config, ViTConfig) or type(config) not in (ViTConfig, HybridConfig):
         raise RecipeError(
             "[lora] is for Vision Transformers and hybrids, these weights are of the family "
@@ -585,11 +560,10 @@ def downstream(
     drop_path: float = 0.0,
     rotary_rescale: float = 1.0,
 ) -> Config:
-    """Return the network that a fine-tune of `config` trains: the same body under one linear layer for
-    `num_classes`.
+    """Return the network that fine-tunes `config`: the same body under a linear layer for `num_classes`.
 
-    A masked patch model becomes a plain one. Raises RecipeError where the family has no dropout or no
-    stochastic depth and some is wanted. Paper: Section 3.2, Appendix B.1.1
+    A masked patch model becomes a plain one. Raises RecipeError if dropout or stochastic depth is requested
+    from a family without it. Paper: Section 3.2, Appendix B.1.1
     """
     changes: dict[str, Any] = {"num_classes": num_classes, "image_size": image_size, "head_bias": 0.0}
     if isinstance(config, ResNetConfig):
@@ -608,10 +582,7 @@ def downstream(
 
 
 def with_classifier(config: Config, classifier: str) -> Config:
-    """Return the same body under another way to make one vector of its tokens; it has no head then.
-
-    Raises RecipeError where the weights have no such tokens. Source: weights.classifier
-    """
+    """Return the same body with another pooling and no head. Raises RecipeError without such tokens."""
     if not classifier or classifier == getattr(config, "classifier", None):
         return config
     if not isinstance(config, ViTConfig):
@@ -628,11 +599,10 @@ def with_classifier(config: Config, classifier: str) -> Config:
 
 
 def with_blocks(config: Config, blocks: Iterable[int]) -> Config:
-    """Return the body whose representation joins the class tokens of the last max(`blocks`) blocks, at most
-    all, and the mean of the last patches; it has no head.
+    """Return the headless body that joins the last blocks' class tokens and the mean of the patches.
 
-    A network that does not read a class token after the last norm, and without `blocks` every one, stays as
-    it is. Source: DINOv2 (code)
+    The number of class tokens is max(`blocks`), at most all. A network without a class token after the last
+    norm stays as it is, and so does any without `blocks`. Source: DINOv2 (code)
     """
     reads_token = isinstance(config, ViTConfig) and config.has_class_token and config.norm_at == "tokens"
     if not isinstance(config, ViTConfig) or not reads_token or not (most := max(blocks, default=0)):
@@ -642,9 +612,9 @@ def with_blocks(config: Config, blocks: Iterable[int]) -> Config:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Return `config` as a JSON-able dictionary whose `family` says what kind of model it describes.
+    """Return `config` as a JSON-able dictionary with its `family`.
 
-    A later field at its default is left out: files and digests of earlier networks stay as they were.
+    A later field at its default is left out, so that files and digests of earlier networks do not change.
     """
     values = {
         field.name: list(value) if isinstance(value, tuple) else value
@@ -655,13 +625,11 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def family(config: Config) -> str:
-    """Return the word for the kind of model that `config` describes: vit, hybrid, resnet ..."""
     return next(name for name, kind in _FAMILIES.items() if type(config) is kind)
 
 
 def from_dict(stored: Mapping[str, Any]) -> Config:
-    """Return the configuration that `to_dict` stored. A field that is younger than the file keeps its
-    default.
+    """Return the configuration that `to_dict` stored; fields newer than the file keep their defaults.
 
     Raises CheckpointError on anything missing, unknown or wrong.
     """

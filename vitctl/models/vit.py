@@ -55,10 +55,7 @@ class Attention(Attending):
         self.recomputed = False
 
     def project(self, tokens: Tensor, turns: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key, value, each `[..., num_heads, N, D / num_heads]`, of `tokens` `[..., N, D]`.
-
-        `turns` are those of `rotary_turns`, for a network with rotary positions.
-        """
+        """Return query, key, value `[..., num_heads, N, D / num_heads]` of tokens; see `rotary_turns`."""
         heads = (
             self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).transpose(-4, -2)
         )  # [..., num_heads, 3, N, Dh]
@@ -78,9 +75,7 @@ class Attention(Attending):
         return relative_logits(query, self.relative_position) / scale
 
     def forward(self, tokens: Tensor, first: int | None = None, turns: Tensor | None = None) -> Tensor:
-        """Return the outputs of the tokens, or of the `first` of them alone, which relative positions do not
-        allow.
-        """
+        """Return the outputs of all tokens, or only the `first`, which relative positions do not support."""
         query, key, value = self.project(tokens, turns)
         mixed = attend(query[..., :first, :], key, value, self.bias(query), self.kernel)
         outputs: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
@@ -88,16 +83,13 @@ class Attention(Attending):
 
 
 class GELU(nn.GELU):
-    """The activation of the MLP."""
-
     def forward(self, inputs: Tensor) -> Tensor:
         if (
             self.approximate == "tanh"
             and torch.compiler.is_dynamo_compiling()
             and not torch.compiler.is_exporting()
         ):
-            # 0.5 x (1 + tanh(u)) = x sigmoid(2 u), and compiled code has a fast exponential, but no fast
-            # tanh.
+            # 0.5 x (1 + tanh(u)) = x sigmoid(2 u); compiled code has a fast exponential, but no fast tanh.
             return inputs * torch.sigmoid(math.sqrt(8 / math.pi) * (inputs + 0.044715 * inputs**3))
         return super().forward(inputs)
 
@@ -120,7 +112,7 @@ class SwiGLU(nn.Module):
 class MLP(nn.Module):
     """Two linear layers with a GELU or SwiGLU between them, `[..., N, D]` to `[..., N, D]`.
 
-    The first layer of a SwiGLU has the rows of the gate, then those of what it multiplies.
+    The first layer of a SwiGLU has the gate's rows, then the rows that it multiplies.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -141,24 +133,20 @@ class MLP(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: in training, a branch is dropped for whole images at `rate`, and scaled up for the
-    others.
-    """
+    """Stochastic depth: in training, drops a branch of an image with probability `rate`, or rescales it."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.active = rate > 0
-        # A tensor, because a float would be compiled again for each value. No buffer: DDP would send it, and
-        # `to` change its type.
+        # A tensor, because each float value would be compiled anew. Not a buffer: DDP would send it, and
+        # `to` would change its type.
         self.rate = torch.tensor(rate, dtype=torch.float64, device="cpu")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Let the rate follow to the device: compiled code that takes a number of the CPU can be no CUDA
-        graph.
-        """
+        """Move the rate to the device too: compiled code that takes a CPU number cannot be a CUDA graph."""
         device = fn(torch.empty(0, device=self.rate.device)).device
         self.rate = self.rate if device.type == "meta" else self.rate.to(device)
-        apply: Any = super()._apply  # it has no types
+        apply: Any = super()._apply  # untyped
         return apply(fn, recurse)
 
     def forward(self, branch: Tensor) -> Tensor:
@@ -187,7 +175,7 @@ class EncoderBlock(Block):
         self.scale2 = nn.Parameter(torch.empty(config.hidden_size)) if scaled else None
 
     def forward(self, tokens: Tensor, first: int | None = None, turns: Tensor | None = None) -> Tensor:
-        """Return all tokens, or the `first` of them alone; `turns` as in `Attention.project`."""
+        """Return all tokens, or only the `first`; `turns` as in `Attention.project`."""
         mixed = self.dropout(
             run(self.attention, (self.norm1(tokens), first, turns), self.attention.recomputed)
         )
@@ -224,10 +212,10 @@ class AttentionPool(Attending):
 
 
 class VisionTransformer(nn.Module):
-    """Images to logits. The weights mean nothing before `initialise` or `load_state_dict`: use `build.build`.
+    """Images to logits. Weights are undefined before `initialise` or `load_state_dict`: use `build.build`.
 
     `checkpoint_blocks` (one in so many, or "attention") trades memory for time in training, and changes no
-    result. Where only the class token is read, the last block computes no other, unless `every_token`. Paper:
+    result. If only the class token is read, the last block computes no other, unless `every_token`. Paper:
     Section 3.1, Figure 1
     """
 
@@ -268,14 +256,12 @@ class VisionTransformer(nn.Module):
         self.head = Head(config.feature_size, config.num_classes) if config.num_classes else None
 
     def embed(self, images: Tensor) -> Tensor:
-        """Return the patch embeddings `[B, rows * columns, D]`, row-major, of `images` `[B, 3, H, W]` in [-1,
-        1].
-        """
+        """Return patch embeddings `[B, rows * columns, D]`, row-major, of `[B, 3, H, W]` in [-1, 1]."""
         patches: Tensor = self.patch_embedding(images)  # [B, D, rows, columns]
         return patches.flatten(2).transpose(1, 2)
 
     def positions(self) -> Tensor | None:
-        """Return the tables that are added to the tokens, `[1, N, D]` or one for each layer, or nothing.
+        """Return the tables added to the tokens, `[1, N, D]` or one per layer, or None.
 
         Tokens without a position have rows of zeros.
         """
@@ -292,20 +278,20 @@ class VisionTransformer(nn.Module):
         return torch.cat([table[:, :rows], none, table[:, rows:]], dim=1)
 
     def turns(self) -> Tensor | None:
-        """Return the turns of queries and keys in this pass, `[2, N, Dh]`, see `rotary_turns`."""
+        """Return the rotations of queries and keys in this pass, `[2, N, Dh]`, see `rotary_turns`."""
         config, scale = self.config, None
         if config.rotary == "none":
             return None
-        if self.training and config.rotary_rescale > 1:  # one number for all images, as the authors draw it
+        if self.training and config.rotary_rescale > 1:  # one number for all images, as in the authors' code
             drawn = 2 * torch.rand((), dtype=torch.float64, device=self.norm.weight.device) - 1
             scale = torch.exp(drawn * math.log(config.rotary_rescale))
         return rotary_turns(config, self.norm.weight, scale)
 
     def encode(self, patches: Tensor, first: int | None = None) -> Tensor:
-        """Return the normalised output `[B, N, D]`, class token first, for `patches` `[B, rows * columns,
-        D]`; before it those of the `token_blocks - 1` blocks before the last, `[B, token_blocks - 1 + N, D]`.
+        """Return the normalised output `[B, N, D]`, class token first, for `[B, rows * columns, D]` patches.
 
-        `first`: of so many tokens of the last block alone.
+        With `token_blocks`, the class tokens of `token_blocks - 1` earlier blocks precede it. With `first`
+        the last block outputs only so many tokens.
         """
         tokens, positions, turns = patches, self.positions(), self.turns()
         earlier: list[Tensor] = []
@@ -314,7 +300,7 @@ class VisionTransformer(nn.Module):
             tokens = torch.cat([*(one.expand(patches.shape[0], -1, -1) for one in prefix), patches], dim=1)
         if positions is not None:
             tokens = tokens + positions[:1]
-        # Under autocast the patches arrive rounded; the residual stream keeps the precision of the weights.
+        # Under autocast the patches arrive in bf16; the residual stream has the precision of the weights.
         tokens = self.norm_pre(self.dropout(tokens.to(self.norm.weight.dtype)))
         for index, block in enumerate(self.blocks):
             if index and positions is not None and self.config.position_at != "stem":
@@ -330,7 +316,6 @@ class VisionTransformer(nn.Module):
 
     @property
     def checkpoint_blocks(self) -> Recomputed:
-        """What is computed again in the backward pass instead of kept."""
         return self._recomputed
 
     @checkpoint_blocks.setter
@@ -349,7 +334,7 @@ class VisionTransformer(nn.Module):
         return pooled if self.pre_logits is None else torch.tanh(self.pre_logits(pooled))
 
     def pooled(self, encoded: Tensor) -> Tensor:
-        """Return one vector for each image, `[B, pooled_size]`, of what `encode` returns."""
+        """Return one vector per image, `[B, pooled_size]`, from the output of `encode`."""
         joined = self.config.token_blocks
         token = encoded[:, 0] if joined == 1 else encoded[:, :joined].flatten(1)
         if self.config.classifier == "token":
@@ -360,31 +345,25 @@ class VisionTransformer(nn.Module):
         return torch.cat([token, mean], -1) if self.config.classifier == "token_patches" else mean
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits `[B, K]` of `images` `[B, 3, H, W]` in [-1, 1]; without a head, their
-        representation.
-        """
+        """Return logits `[B, K]` of `[B, 3, H, W]` in [-1, 1]; without a head, their representation."""
         features = self.features(images)
         return features if self.head is None else self.head(features)
 
 
 class HybridTransformer(VisionTransformer):
-    """A `VisionTransformer` whose patches are cut from the feature map of a ResNet V1 without head.
-
-    Paper: Section 3.1, Hybrid Architecture; Section 4.1
-    """
+    """A `VisionTransformer` on the feature map of a headless ResNet V1. Paper: Sections 3.1 and 4.1"""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__(config)
         self.backbone = backbone_v1(config)
 
     def embed(self, images: Tensor) -> Tensor:
-        """Return the patch embeddings of the backbone's map."""
         return super().embed(self.backbone(images, self.checkpoint_blocks))
 
 
 @torch.no_grad()
 def initialise(model: VisionTransformer, generator: Generator) -> None:
-    """Draw every weight of `model` in place, as the authors' code does; those of a hybrid's backbone first.
+    """Draw every weight of `model` in place, as the authors' code does, a hybrid's backbone first.
 
     With the same seed every dtype, device and processor receives the same float32 draws, rounded.
     Source: google-research/vision_transformer, models_vit.py
@@ -420,7 +399,7 @@ def initialise(model: VisionTransformer, generator: Generator) -> None:
 
 def _initialise_block(block: EncoderBlock, generator: Generator, layer_scale: float) -> None:
     attention = block.attention
-    # Fused in one matrix, but query, key and value are drawn as three: the fan-out is that of each alone.
+    # Query, key and value are fused in one matrix, but drawn separately, each with its own fan-out.
     for weight in (*attention.qkv.weight.chunk(3), attention.out.weight):
         draw(weight, xavier_uniform, generator)
     zero(attention.qkv.bias, attention.out.bias, attention.relative_bias)
@@ -436,7 +415,7 @@ def _initialise_block(block: EncoderBlock, generator: Generator, layer_scale: fl
 
 
 def _initialise_mlp(mlp: MLP, generator: Generator) -> None:
-    # Gate and hidden are fused in one matrix as query, key and value are.
+    # Gate and hidden are fused in the same way as query, key and value.
     for weight, bias in (
         *zip(
             *(

@@ -1,4 +1,4 @@
-"""Files of weights: safetensors, NumPy archives and PyTorch files, read as tensors or not at all."""
+"""Weights files: safetensors, NumPy archives and PyTorch files, read as tensors, never code."""
 
 import math
 import pickle
@@ -36,7 +36,7 @@ from vitctl.system.files import restore_mode
 from vitctl.system.text import one_line
 
 Kind = Literal["safetensors", "npz", "torch"]
-# What the libraries' readers, NumPy's parser of headers and the unpacking say of damage.
+# Errors of the libraries' readers, NumPy's header parser and unpacking for damaged files.
 _DAMAGE = (
     SafetensorError,
     zipfile.BadZipFile,
@@ -52,16 +52,16 @@ _DAMAGE = (
     ValueError,
 )
 _JSON_BYTES = 16 * 2**20
-_ZEROS_BYTES = 256 * 2**20  # of a new head, which shrink to nothing
-# How files that are not weights begin, and what to tell their owner.
+_ZEROS_BYTES = 256 * 2**20  # for a new head's zeros, which compress to nothing
+# First bytes of files that are not weights -> the message.
 _NOT_WEIGHTS = {
     rb"\s*<": "a web page, not weights; the download link was wrong or needs a login",
     rb"version https://git-lfs": "a Git LFS pointer, not weights; fetch the file itself with `git lfs pull`",
     rb"": "not a safetensors file, and neither an .npz archive nor a torch state dict",
 }
 _PICKLE = rb"\x80[\x02-\x05]"
-# Where training programs put the weights inside their checkpoints, or what stands before all their names: the
-# weights themselves, and their average. Lightning's average is state_dict, beside current_model_state.
+# Keys or prefixes of the weights, and of their average, in training checkpoints. Lightning's average is
+# state_dict, next to current_model_state.
 _RAW = ("current_model_state", "state_dict", "model_state_dict", "model", "module", "_orig_mod")
 _AVERAGED = (
     "state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema_model",
@@ -73,14 +73,14 @@ ONE_SET = "--weights {which}: there is only one set of weights; omit --weights"
 
 
 class _Ignored:
-    """Stands for what a training program pickles beside its tensors: made of anything, and does nothing."""
+    """Placeholder for pickled objects other than tensors; accepts anything and does nothing."""
 
     def __init__(self, *_: Any) -> None: ...
 
     def __setstate__(self, _: Any) -> None: ...
 
 
-# Arguments of the program with paths and NumPy's numbers. Any other class is refused by its name.
+# Program arguments with paths and NumPy numbers. Any other class is refused by name.
 _IGNORED: list[Any] = [
     (_Ignored, f"{module}.{name}")
     for name, modules in {
@@ -96,7 +96,7 @@ _IGNORED: list[Any] = [
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file with the permissions of the umask: the library's are for the user alone."""
+    """Write a safetensors file with the umask's permissions, not the library's owner-only ones."""
     path.touch()
     mode = path.stat().st_mode & 0o777
     save_file(tensors, path, metadata)
@@ -104,10 +104,7 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in `path`, or an empty one if there is no such file.
-
-    Raises CheckpointError.
-    """
+    """Return the JSON object in `path`, or an empty one if there is no such file. Raises CheckpointError."""
     if not path.is_file():
         return {}
     value = files.read_json(path, _JSON_BYTES, error=CheckpointError)
@@ -117,10 +114,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def kind_of(path: Path) -> Kind:
-    """Return what kind of file `path` is, from its content.
-
-    Raises CheckpointError, saying what it is instead.
-    """
+    """Return the kind of file from its content. Raises CheckpointError, naming what it is instead."""
     if not path.is_file():
         raise CheckpointError(
             path, "no such weights file", "give a .safetensors file or a folder with model.safetensors"
@@ -175,7 +169,7 @@ def _kind_of_zip(path: Path, size: int) -> Kind:
 
 @contextmanager
 def _whole(path: Path, what: str) -> Iterator[None]:
-    """Turn what libraries say of a damaged file into one line."""
+    """Convert library errors about a damaged file into a one-line CheckpointError."""
     try:
         yield
     except _DAMAGE as error:
@@ -189,28 +183,22 @@ def _whole(path: Path, what: str) -> Iterator[None]:
 
 
 def read_tensors(path: Path) -> Tensors:
-    """Return every tensor of the file by its name, on the CPU; in a checkpoint of a training the names begin
-    with those of its sets, see `one_set`. An index stands for the files that it lists, a part of sharded
-    weights for all parts.
+    """Return every tensor of the file by name, on the CPU.
 
-    Raises CheckpointError when the file is damaged, or holds more than plain tensors.
+    In a training checkpoint, names begin with that of their set, see `one_set`. An index stands for the files
+    that it lists, a part of sharded weights for all parts. Raises CheckpointError if the file is damaged, or
+    holds more than plain tensors.
     """
     return _all(path, _read)
 
 
 def read_shapes(path: Path) -> Tensors:
-    """Return the same tensors on the meta device: shapes without numbers, from the headers of the file.
-
-    Raises CheckpointError, as `read_tensors` does where a header shows what is wrong.
-    """
+    """Return the tensors as meta tensors, from the headers of the file; errors as in `read_tensors`."""
     return _all(path, _shapes)
 
 
 def read_later(path: Path) -> Tensors:
-    """Return the same tensors, of which each is read alone whenever its numbers are asked for, see `Later`.
-
-    Only a torch file of the format before 1.6 is read at once.
-    """
+    """Return the tensors lazily, see `Later`; only torch's format before 1.6 is read at once."""
     return _all(path, _later)
 
 
@@ -224,17 +212,11 @@ def _all(path: Path, read: Callable[[Path], Tensors]) -> Tensors:
 
 
 def one_set(tensors: Tensors, which: str = "") -> tuple[Tensors, str, bool]:
-    """Return one set of the tensors of another program's file, without what stands before all names.
+    """Return one set of tensors of another program's file, without the prefix of all names.
 
-    Args:
-        tensors: by their names in the file.
-        which: "ema" or "model", of a file with averaged and raw weights; "": the averaged ones, as timm does.
-
-    Returns:
-        the tensors; in words which were taken, "" where there was no choice; and whether they are averaged.
-
-    Raises:
-        CheckpointError: the file has no such weights.
+    `which` is "ema", "model", or "" for the averaged ones if there are any, as in timm. The other results
+    are the chosen set in words, "" without a choice, and whether it is averaged. Raises CheckpointError if
+    the file has no such weights.
     """
     said, is_averaged = "", False
     while True:
@@ -261,14 +243,14 @@ def one_set(tensors: Tensors, which: str = "") -> tuple[Tensors, str, bool]:
 
 
 def _keys(found: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the keys of the weights and of their average in a checkpoint, "" for each that it lacks."""
+    """Return a checkpoint's keys of the weights and of their average, "" for each that it lacks."""
     raw = next((key for key in _RAW if key in found), "")
     usual = "state_dict" if raw == _RAW[0] else ""
     return raw, next((key for key in (usual, *_AVERAGED) if found.get(key)), "")
 
 
 def _joined(path: Path, shards: list[Path], read: Callable[[Path], Tensors]) -> Tensors:
-    """Join the rows of each tensor, of which every part holds those that follow the part before."""
+    """Concatenate the rows of each tensor over the parts, in order."""
     found: dict[str, list[Tensor]] = {}
     for shard in bounded(path, shards):
         begins = begins_of(shard)
@@ -314,7 +296,7 @@ def _later(path: Path) -> Tensors:
         if _version(path) != before:
             raise CheckpointError(path, "changed while it was read", "start again")
         with _whole(path, f"{kind} file"):
-            # Opened each time: what stays mapped counts as memory of the process.
+            # Opened each time: a lasting mapping would count as memory of the process.
             if kind == "safetensors":
                 with safe_open(path, framework="pt", device="cpu") as file:
                     part = file.get_slice(name)
@@ -373,7 +355,7 @@ def _tensor(path: Path, name: str, array: np.ndarray) -> Tensor:
 
 def _read_torch(path: Path) -> Tensors:
     try:
-        # It warns of dialects that it then refuses.
+        # It warns about dialects that it then refuses.
         with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals(_IGNORED):
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
@@ -399,9 +381,9 @@ def _read_torch(path: Path) -> Tensors:
 
 
 def _flat(found: Mapping[Any, Any], depth: int) -> dict[str, Any]:
-    """Return what a checkpoint holds, of the sets of weights inside it if there are any, by dotted names.
+    """Return a checkpoint's tensors, or those of the sets inside it, by dotted names.
 
-    `depth`: a pickle may hold itself.
+    `depth` limits recursion: a pickle may contain itself.
     """
     plain = {str(name): value for name, value in found.items()}
     inside = {

@@ -31,26 +31,26 @@ from vitctl.system.remote import (
 from vitctl.system.text import one_line
 
 Fetch = Callable[[str], Path]
-# In the order of preference, each before the index of its parts; a .bin is a pickle: tensors or nothing.
+# In order of preference, each before its index; a .bin is a pickle, read as tensors only.
 FILE_NAMES = tuple(
     name + end
     for name in ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors")
     for end in ("", INDEX)
 )
-NPZ = "model.npz"  # of an export; on a hub such a file is named
-# What the formats of other programs keep beside their weights.
+NPZ = "model.npz"  # of an export; on a hub such files must be named
+# Files that other programs' formats keep next to weights.
 CONFIG, PREPROCESSOR, OPEN_CLIP = BESIDE = (
     "config.json",
     "preprocessor_config.json",
     "open_clip_config.json",
 )
-CARD = "README.md"  # of a repository; its head states the licence
+CARD = "README.md"  # of a repository; its header states the licence
 
 
 def locate(source: str | Path, fetch: Fetch) -> Path:
-    """Return the local file that `source` means, fetching it and what belongs beside it when it is remote.
+    """Return the local file for `source`, fetched with its companion files if it is remote.
 
-    A folder stands for the weights file inside. Raises CheckpointError, saying what would be right.
+    A folder stands for the weights file inside. Raises CheckpointError with what would be right.
     """
     (text,) = without_queries(str(source), error=CheckpointError)
     if text.startswith("hf://"):
@@ -87,7 +87,7 @@ def _from_hub(source: str, fetch: Fetch) -> Path:
 
 
 def _with_parts(url: str, path: Path, fetch: Fetch) -> Path:
-    """Fetch the parts that an index lists, which lie beside it; return `path`, the fetched file of `url`."""
+    """Fetch the parts listed by an index, which are next to it; return `path`, the file of `url`."""
     if path.name.endswith(INDEX):
         folder = url.rpartition("/")[0]
         deque(bounded(path, (fetch(f"{folder}/{quote(part)}") for part in parts_of(path))), maxlen=0)
@@ -101,18 +101,18 @@ def _try_fetch(url: str, fetch: Fetch) -> Path | None:
         return None
 
 
-# Bytes done, and bytes in all (0 when the server does not say).
+# (bytes done, total bytes or 0 if unknown)
 Progress = Callable[[int, int], None]
-# Torch's servers put the start of the sha256 into the name, as in vit_b_16-c867db91.pth.
+# Torch's servers put the start of the SHA-256 into the name, as in vit_b_16-c867db91.pth.
 _HASHED_NAME_HOST = "download.pytorch.org"
 _LOST = {"ConnectionError", "Timeout", "TransportError"}  # classes of requests and of httpx
 _HUB_FILE = re.compile(rf"{HUB}/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
-# Address with its query, of each cached file that this process has compared with the server's.
+# Cached file -> address with query, once this process has compared it with the server's.
 _CHECKED: dict[Path, str] = {}
 
 
 class NotModifiedError(Exception):
-    """The server has the file that is in the cache."""
+    """The cached file is still current."""
 
 
 class NotOnServerError(CheckpointError):
@@ -125,7 +125,7 @@ def fetch(
     progress: Progress = lambda _done, _total: None,
     cache: Path | None = None,
 ) -> Path:
-    """Return the file behind `url`, from the cache when it is there, otherwise downloaded and checked.
+    """Return the file behind `url`, from the cache or downloaded and checked.
 
     An interrupted download resumes where it stopped, in this call and in the next one. The size is checked
     against the server's, the content against every digest that the server or the name states. Files of models
@@ -134,7 +134,7 @@ def fetch(
     Args:
         url: an https address.
         progress: called after every chunk.
-        cache: folder of the cache; $VITCTL_CACHE or ~/.cache/vitctl when not given.
+        cache: folder of the cache; $VITCTL_CACHE or ~/.cache/vitctl by default.
 
     Raises CheckpointError: another scheme, no such file (NotOnServerError), a login is needed, a web page
     came instead of the file, or the connection kept failing.
@@ -161,10 +161,7 @@ def fetch(
 
 
 def _held_by_hub(url: str, repository: str, revision: str, name: str) -> Path | None:
-    """Return a file in the cache of huggingface_hub; None if it is not there.
-
-    Raises NotOnServerError where that cache says that the repository has no such file.
-    """
+    """Return a file in huggingface_hub's cache, or None; NotOnServerError if the cache says there is none."""
     from huggingface_hub import try_to_load_from_cache
 
     held = try_to_load_from_cache(repository, name, revision=revision)
@@ -174,13 +171,10 @@ def _held_by_hub(url: str, repository: str, revision: str, name: str) -> Path | 
 
 
 def _from_hub_cache(url: str, progress: Progress, repository: str, revision: str, name: str) -> Path:
-    """Return a file of the cache of huggingface_hub, downloaded and checked if it is not there."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bar(tqdm):
-        """Passes on what huggingface_hub would show."""
-
         def __init__(self, *args: Any, **named: Any) -> None:
             super().__init__(*args, **{**named, "disable": True})  # type: ignore[no-untyped-call]
 
@@ -235,10 +229,7 @@ def _hub_error(url: str, error: BaseException) -> Exception:
 
 
 def _check_digest(url: str, file: BufferedReader, algorithm: str, start: str) -> None:
-    """Compare the digest of a file with the one that is stated, or with its start.
-
-    Raises CheckpointError, and removes the file, where they differ.
-    """
+    """Check a file's digest against the start of the stated one; on a mismatch, remove it and raise."""
     file.seek(0)
     digest = hashlib.file_digest(file, algorithm).hexdigest()
     if not digest.startswith(start):
@@ -249,7 +240,7 @@ def _check_digest(url: str, file: BufferedReader, algorithm: str, start: str) ->
 
 
 def cached(url: str) -> Path:
-    """Return the cached file behind `url`. Raises NotOnServerError: it has not been fetched yet."""
+    """Return the cached file behind `url`, or raise NotOnServerError if it has not been fetched."""
     path = _place(cache_folder(), url)
     if hub := _HUB_FILE.fullmatch(url):
         path = _held_by_hub(url, *map(unquote, hub.groups())) or path
@@ -259,9 +250,7 @@ def cached(url: str) -> Path:
 
 
 def _place(cache: Path, url: str) -> Path:
-    """Return the file in the cache for `url`, in folders like those on the server, so that neighbours stay
-    together.
-    """
+    """Return the cache file for `url`, in folders like the server's, so that neighbours stay together."""
     address = urlsplit(url)
     parts = [unquote(part).replace("/", "_").replace("\0", "_") for part in address.path.split("/") if part]
     host = address.netloc.replace(":", "_").replace("\\", "_")
@@ -275,18 +264,16 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 def _stamp(headers: Mapping[str, str]) -> str:
-    """Return what tells one file of a server from another, in one line; "" where the server states neither
-    version nor time.
-    """
+    """Return a line that identifies the server's version of a file; "" if it states no version or time."""
     version = [headers.get("ETag", ""), headers.get("Last-Modified", "")]
     return one_line(" ".join([*version, headers.get("Content-Length", "")])) if any(version) else ""
 
 
 def _download(url: str, target: Path, progress: Progress) -> None:
-    """Fetch the rest of a file, check all of it, and put it in its place.
+    """Fetch the rest of a file, check it, and put it in place.
 
-    Raises NotModifiedError where the server still has the cached file of an address with a query: that may
-    name another file at the same path, as ?id=2 does.
+    Raises NotModifiedError if the cached file of an address with a query, such as ?id=2, is still current;
+    another query may name another file at the same path.
     """
     part, version, stamp = (_beside(target, suffix) for suffix in (".part", ".part.etag", ".stamp"))
     etag = version.read_text() if part.exists() and version.exists() else ""

@@ -30,13 +30,13 @@ from vitctl.models.weights.layouts import (
 )
 from vitctl.models.weights.meta import HALF
 
-# What the authors' code does and no tensor tells. Paper: Appendix A; their LayerNorm, GELU and GroupNorm.
+# Numerics of the authors' code that no tensor shows. Paper: Appendix A; their LayerNorm, GELU and GroupNorm.
 NUMERICS: dict[str, Any] = {"gelu": "tanh", "norm_eps": 1e-6}
 NUM_GROUPS = 32
 _NUM_CLASSES_I21K = 21843
 _FINE_TUNED_SIZE = 384  # B.1.1, when neither the file's name nor the grid of patches says otherwise
 _BIT_FINE_TUNED_SIZE = 480  # BiT's rule for ImageNet
-# The spellings of other generations of Flax, and that of the published files.
+# Spellings of other generations of Flax -> of the published files.
 _PUBLISHED = {
     "/MultiHeadDotProductAttention_0/": "/MultiHeadDotProductAttention_1/",
     "/MlpBlock_0/": "/MlpBlock_3/",
@@ -47,11 +47,10 @@ _NORM = r"(^|/)(gn\d|gn_root|gn_proj|group_norm)/"
 
 
 def vit_table(num_heads: int) -> Table:
-    """Return the rows of a ViT, in the spelling of the published files."""
     block = "Transformer/encoderblock_{i}"
     attention = f"{block}/MultiHeadDotProductAttention_1"
     parts = ("query", "key", "value")
-    # The authors keep one axis for the heads and one for the channels of each.
+    # The authors have one axis for heads and one for each head's channels.
     split_weight = MemoryLayout(
         lambda t: _turned(t.flatten(1)), lambda t: torch.unflatten(_turned(t), 1, (num_heads, -1))
     )
@@ -82,7 +81,6 @@ def vit_table(num_heads: int) -> Table:
 
 
 def hybrid_table(num_heads: int) -> Table:
-    """Return the rows of a ViT behind a ResNet."""
     ours, theirs = "backbone.stages.{i}.{j}", "block{i1}/unit{j1}"
     table = vit_table(num_heads) | _scale_and_bias("backbone.root.norm", "gn_root")
     table["backbone.root.conv.weight"] = entry("conv_root/kernel", layout=CONV)
@@ -97,7 +95,6 @@ def hybrid_table(num_heads: int) -> Table:
 
 
 def bit_table(_num_heads: int) -> Table:
-    """Return the rows of a ResNet V2."""
     ours, theirs = "backbone.stages.{i}.{j}", "resnet/block{i1}/unit{j1:02d}"
     kernel = "standardized_conv2d/kernel"
     head = MemoryLayout(
@@ -120,9 +117,7 @@ def bit_table(_num_heads: int) -> Table:
 
 
 def tidy(tensors: Tensors) -> Tensors:
-    """Bring every spelling to that of the published files: wrappers, Flax generations, norms of shape [1, 1,
-    1, C].
-    """
+    """Unify all spellings: wrappers, Flax generations, norms of shape [1, 1, 1, C]."""
     for wrapper in ("opt/target/", "params/"):
         if any(name.startswith(wrapper) for name in tensors):  # the rest is the optimizer's
             tensors = {
@@ -174,9 +169,7 @@ def _describe_bit(
 
 
 def _with_meta(row: WeightsLayout, config: Config) -> tuple[Config, dict[str, Any]]:
-    """Add the authors' pre-processing: a plain square for fine-tuned models, a centre crop for
-    ImageNet-21k.
-    """
+    """Add the authors' pre-processing: a square for fine-tuned models, a centre crop for ImageNet-21k."""
     cut: dict[str, Any] = {"eval_method": "square", "eval_resize": SQUASH}
     if config.num_classes == _NUM_CLASSES_I21K:
         cut = {"eval_method": "shorter_side", "eval_resize": 7 / 8}
@@ -192,7 +185,6 @@ def _num_heads(tensors: Tensors) -> int:
 
 
 def _stage_depths(tensors: Tensors, pattern: str) -> tuple[int, ...]:
-    """Return the number of units in each stage, from the names alone."""
     depths: dict[int, int] = {}
     for match in filter(None, (re.fullmatch(pattern, name) for name in tensors)):
         depths[int(match[1])] = max(depths.get(int(match[1]), 0), int(match[2]))
@@ -200,7 +192,6 @@ def _stage_depths(tensors: Tensors, pattern: str) -> tuple[int, ...]:
 
 
 def _named_size(beside: Beside) -> int | None:
-    """Return the image size that names of AugReg files tell."""
     match = re.search(r"res_(\d{1,4})\b", beside.name)
     return int(match[1]) if match else None
 
@@ -239,7 +230,7 @@ def _scale_and_bias(ours: str, theirs: str) -> Table:
     return {f"{ours}.weight": entry(f"{theirs}/scale"), f"{ours}.bias": entry(f"{theirs}/bias")}
 
 
-# vit_jax, AugReg and BiT: one code base, one value range. How images are cut depends on the head.
+# vit_jax, AugReg and BiT: one code base, one value range. The crop depends on the head.
 VIT = WeightsLayout(
     name="google-vit",
     title="Google ViT",

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, our JSON in it, and the index of weights in several files.
+"""Safetensors headers, vitctl's JSON in them, and the index of weights in several files.
 
 Reads no tensor and imports no torch.
 """
@@ -19,27 +19,23 @@ from vitctl.system.files import inside, open_regular, parse_json, read_json
 from vitctl.system.text import one_line
 
 FORMAT = "vitctl/1"
-OWN_KEY = "vitctl"  # of our JSON in the metadata of a safetensors file
-# The key of torch.distributed.checkpoint in the metadata of a part of sharded weights: a JSON object, tensor
-# -> where in the tensor the part begins. Ours is in it, because safetensors stores several keys in no order.
+OWN_KEY = "vitctl"  # key of vitctl's JSON in safetensors metadata
+# torch.distributed.checkpoint's metadata key in a part of sharded weights: a JSON object, tensor -> where in
+# the tensor the part begins. Our JSON is inside it, because safetensors does not keep the order of keys.
 SHARDING = "DCP_SHARDING_INFO"
 MAX_NUMBER = 2**53
-_MAX_BYTES = 100 * 2**20  # the bound of safetensors itself
-INDEX = ".index.json"  # ends the name of the file that lists the parts of weights
+_MAX_BYTES = 100 * 2**20  # safetensors' limit
+INDEX = ".index.json"  # suffix of the file that lists the parts of weights
 _INDEX_BYTES, _MAX_PARTS, _ENDINGS = 16 * 2**20, 1000, (".safetensors", ".bin")
 
 
 def read_network(path: Path, *, model: str = "", which: str = "") -> tuple[Config, dict[str, Any]]:
-    """Return the configuration of the model that a weights file of any layout fits, and its metadata, from
-    its header and the files beside it alone.
+    """Return a weights file's configuration and metadata, for any layout, without reading tensors.
 
-    Args:
-        path: a file.
-        model: name of the model, for what the shapes of another program's file cannot tell.
-        which: of another program's averaged and raw weights: "ema" or "model".
+    `model` names what the shapes of another program's file cannot show; `which` is "ema" or "model".
 
     Raises:
-        CheckpointError: the file is missing, cut short, or its tensors make no known model.
+        CheckpointError: the file is missing or truncated, or its tensors make no known model.
     """
     ours = own_header(path)
     try:
@@ -54,14 +50,12 @@ def read_network(path: Path, *, model: str = "", which: str = "") -> tuple[Confi
         raise CheckpointError(path, error) from error
 
 
-# The sizes that a model's name stands for.
+# The sizes that a model's name determines.
 _NAMED_FIELDS = ("patch_size", "hidden_size", "depth", "mlp_size", "num_heads", "stage_depths", "width")
 
 
 def check_named(config: Config, model: str) -> None:
-    """Raise CheckpointError if stored weights are not of the model of this name; RecipeError if there is
-    none. "" names no model.
-    """
+    """Raise CheckpointError if weights are not of this model, RecipeError if it is unknown; "" allows all."""
     named = variant(model) if model else None
     differing = [
         f"{name} {getattr(config, name, 'none')} instead of {getattr(named, name)}"
@@ -73,10 +67,9 @@ def check_named(config: Config, model: str) -> None:
 
 
 def own_header(path: Path) -> dict[str, Any] | None:
-    """Our JSON in a safetensors file: `config` and `meta`. None if another program wrote the file.
+    """Return vitctl's JSON in a safetensors file (`config` and `meta`), or None for another program's.
 
-    Raises:
-        CheckpointError: the JSON is damaged, or of another version.
+    Raises CheckpointError if the JSON is damaged, or of another version.
     """
     text = _metadata(path).get(OWN_KEY) or begins_of(path).get(OWN_KEY)
     if text is None:
@@ -95,11 +88,9 @@ def own_header(path: Path) -> dict[str, Any] | None:
 
 
 def safetensors_header(path: Path) -> dict[str, Any] | None:
-    """Return the JSON at the start of a safetensors file; None if the file is of another kind, or missing.
+    """Return the JSON header of a safetensors file; None if the file is of another kind, or missing.
 
-    Raises:
-        CheckpointError: the file is shorter or longer than its header says, or the header describes no
-            tensors.
+    Raises CheckpointError if the file's length differs from its header's, or no tensors are described.
     """
     if not path.is_file():
         return None
@@ -137,11 +128,7 @@ def part_file(name: str, number: int, count: int) -> str:
 
 
 def begins_of(path: Path) -> dict[str, Any]:
-    """Return where the tensors of a part of sharded weights begin, by name; empty for another file.
-
-    Raises:
-        CheckpointError: the file's metadata is damaged.
-    """
+    """Return where the tensors of a part of sharded weights begin, by name; empty for another file."""
     begins = parse_json(_metadata(path).get(SHARDING, "{}").encode(), path, error=CheckpointError)
     if not isinstance(begins, dict):
         raise CheckpointError(path, f"its {SHARDING} should be a JSON object", "copy it again")
@@ -149,10 +136,9 @@ def begins_of(path: Path) -> dict[str, Any]:
 
 
 def shards_of(path: Path) -> list[Path]:
-    """Return all parts of the sharded weights that a file is a part of, in order; none for another file.
+    """Return all parts of a part's sharded weights, in order; empty for another file.
 
-    Raises:
-        CheckpointError: the file's metadata is damaged, or its name does not say which part it is.
+    Raises CheckpointError if its metadata is damaged, or its name does not say which part it is.
     """
     if not begins_of(path):
         return []
@@ -162,10 +148,9 @@ def shards_of(path: Path) -> list[Path]:
 
 
 def parts_of(index: Path) -> dict[str, set[str]]:
-    """Return the parts of weights in several files: name of a file beside the index -> its tensors.
+    """Return an index's parts: name of a file next to it -> its tensors.
 
-    Raises:
-        CheckpointError: the index lists no parts, too many, or files that are not beside it.
+    Raises CheckpointError if the index lists no parts, too many, or files in other folders.
     """
     content = read_json(index, _INDEX_BYTES, error=CheckpointError)
     named = content.get("weight_map") if isinstance(content, dict) else None
@@ -188,10 +173,7 @@ def parts_of(index: Path) -> dict[str, set[str]]:
 
 
 def bounded(index: Path, parts: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files of the parts while all together are no larger than a weights file may be.
-
-    Raises CheckpointError; also for a file that is missing.
-    """
+    """Yield the parts within the size limit of weights. Raises CheckpointError, also for a missing part."""
     total = 0
     for part in parts:
         if not part.is_file():
@@ -203,7 +185,6 @@ def bounded(index: Path, parts: Iterable[Path]) -> Iterator[Path]:
 
 
 def _is_tensor(entry: Any) -> bool:
-    """Return whether an entry of a header has a shape, and two places in the file."""
     match entry:
         case {"shape": [*shape], "data_offsets": [begin, end]}:
             numbers = [*shape, begin, end]

@@ -1,7 +1,7 @@
-"""Hugging Face's folders of weights, configuration and pre-processing, with transformers' names and numerics:
-ViT, ViTMAE, DINOv2, DINOv3, SigLIP, CLIP and BEiT.
+"""Hugging Face's folders of weights, configuration and pre-processing, with transformers' names and numerics.
 
-A `_Family` is what transformers knows of one; `LAYOUTS` has a row for each way in which it stores tensors.
+Families: ViT, ViTMAE, DINOv2, DINOv3, SigLIP, CLIP and BEiT. A `_Family` is what transformers knows of one;
+`LAYOUTS` has a row for each way in which it stores tensors.
 """
 
 import json
@@ -43,7 +43,7 @@ from vitctl.models.weights.meta import CLIP, HALF, IMAGENET
 from vitctl.system.text import one_line
 
 NORM_EPS = 1e-12  # of transformers' ViT, ViTMAE and BEiT
-# What we write comes first for each form.
+# The form that we write comes first.
 GELU = {
     "gelu": "erf",
     "gelu_pytorch_tanh": "tanh",
@@ -57,8 +57,8 @@ _NOT_OF_TRANSFORMERS = ("eval_method", "eval_resize", "resample", "position_resi
 _QKV = ("query", "key", "value")
 _SCALES = ("layer_scale1.lambda1", "layer_scale2.lambda1")  # of DINOv2 and DINOv3
 _PLAIN_MLP, _GATED_MLP = ("mlp.fc1", "mlp.fc2"), ("mlp.weights_in", "mlp.weights_out")  # of DINOv2
-# transformers 5 names modules otherwise in memory than in its files; a state dict saved by hand has these
-# names. In this order they also lead back.
+# In memory transformers 5 names modules differently than in its files; a state dict saved by hand has these
+# names. This order also works backwards.
 _ATTENTION_IN_MEMORY = {
     ".attention.q_proj.": ".attention.attention.query.",
     ".attention.k_proj.": ".attention.attention.key.",
@@ -71,7 +71,7 @@ _IN_MEMORY = {
     ".mlp.fc1.": ".intermediate.dense.",
     ".mlp.fc2.": ".output.dense.",
 }
-# A token or a table without the dimension of the batch.
+# A token or a table without the batch dimension.
 BARE_TOKEN = MemoryLayout(lambda theirs: theirs.reshape(1, 1, -1), lambda ours: ours.flatten())
 BARE_TABLE = MemoryLayout(lambda theirs: theirs[None], lambda ours: ours[0])
 _ROPE_THETA = 100.0
@@ -79,7 +79,7 @@ CLIP_REMARK = (
     "the feature is the class token after the last norm, without the projection that follows in CLIP"
 )
 _ANY_POOL = ("token", "patches", "token_patches")
-# Keys of config.json, and the field of a ViT that the tensors tell.
+# Keys of config.json -> the ViT field that the tensors show.
 _SIZES = {
     "num_hidden_layers": "depth",
     "hidden_size": "hidden_size",
@@ -100,7 +100,7 @@ _USED: Keys = {
     "a list of texts": ("architectures",),
     "an object of class numbers and names": ("id2label",),
 }  # fmt: skip
-# A model of images and texts has a vision_config, old files also a copy that counts more.
+# A model of images and texts has a vision_config, old files also a copy that takes precedence.
 _TOWER_CONFIGS = ("vision_config", "vision_config_dict")
 # Keys of every configuration of transformers 3 to 5, most of them of text generation, and of these families.
 _HARMLESS = (
@@ -121,7 +121,7 @@ _HARMLESS = (
     r"|pos_embed_(shift|jitter)|apply_layernorm|reshape_hidden_states|stage_names|out_(features|indices)"
     r"|vocab_size|pool_scales|auxiliary_\w+|semantic_loss_ignore_index|add_fpn"
 )
-# What is used of config.json.
+# The keys of config.json that are used.
 KEYS = Known(
     {
         "an object": _TOWER_CONFIGS,
@@ -157,8 +157,8 @@ _PROCESSOR_KEYS = Known(
     r"|return_tensors"
     r"|disable_grouping|image_seq_length|model_input_names",
 )  # fmt: skip
-# What the classes of image processors do where preprocessor_config.json does not say, by the first part of
-# their names. An int is the side of a square, or of the shorter edge.
+# Defaults of image processor classes for preprocessor_config.json, by the first part of their names. An int
+# is the side of a square, or of the shorter edge.
 _PLAIN: Json = {
     "do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "resample": 3,
     "image_mean": HALF, "image_std": HALF, "size": {"height": 224, "width": 224}, "default_to_square": True,
@@ -179,21 +179,21 @@ _PROCESSORS: Mapping[str, Json] = {
         **_PLAIN, "resample": 2, "image_mean": IMAGENET["mean"], "image_std": IMAGENET["std"],
     },
 }  # fmt: skip
-# Its flags, and what each needs.
+# Its flags, and the keys that each needs.
 _NEEDED = {
     "do_resize": ("size", "resample"), "do_rescale": ("rescale_factor",), "do_center_crop": ("crop_size",),
     "do_normalize": ("image_mean", "image_std"),
 }  # fmt: skip
 _ROUNDING = 1e-6
 _WHOLE_FROM = 384  # pixels: ConvNext's processor squashes larger images, and crops smaller ones
-# Fields that no tensor tells, where a layout allows a single value.
+# Fields that no tensor shows, with a single value in a layout.
 _UNTOLD = ("classifier", "norm_at", "rotary")
 _MEANS = {
     "gap": "the mean",
     "patches": "the mean of the patches",
     "token_patches": "the class token beside the mean of the patches",
 }
-# Of the other tower of a model of images and texts.
+# Tensors of the text tower and the projections in a model of images and texts.
 _TEXT = r"^text_model\.|^logit_(scale|bias)$|^(visual|text)_projection\.|\.position_ids$"
 # Pre-trained BEiTs share one table, and predict visual words.
 _SHARED_BIAS = "beit.encoder.relative_position_bias.relative_position_bias_table"
@@ -208,7 +208,7 @@ _BEIT_IN_MEMORY = {
 def _classic(
     body: str, norms: tuple[str, str], inner: str, outer: str, scales: tuple[str, str], last: str
 ) -> Table:
-    """Return the table of a body that names its parts as BERT does."""
+    """Return the table of a body with BERT's names."""
     layer = f"{body}.encoder.layer.{{i}}"
     attention = f"{layer}.attention.attention"
     return {
@@ -261,7 +261,7 @@ def _dinov3(*inner: str) -> Table:
 
 
 _TOWER, _TOWER_LAYER = "vision_model", "vision_model.encoder.layers.{i}"
-# SigLIP's and CLIP's towers of images.
+# SigLIP's and CLIP's image towers.
 _TOWERS: Table = {
     "class_token": entry(f"{_TOWER}.embeddings.class_embedding", layout=BARE_TOKEN),
     "position_embedding": entry(f"{_TOWER}.embeddings.position_embedding.weight", layout=BARE_TABLE),
@@ -283,26 +283,25 @@ _TOWERS: Table = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """What transformers knows about a family, with its defaults for what config.json leaves out.
+    """A family in transformers, with its defaults for what config.json leaves out.
 
     Args:
         title: for messages.
         types: `model_type` of config.json; the first one is written.
-        processor: the image processor that is taken where preprocessor_config.json names none.
-        prefix: of a body's tensors in the files of its class with a head; "" where there is none.
-        body, with_head: names of its classes; "" where no class with a head computes what we compute.
+        processor: image processor assumed if preprocessor_config.json names none.
+        prefix: of a body's tensors in files of its class with a head; "" without one.
+        body, with_head: names of its classes; "" if no class with a head computes what we compute.
         pools: the classifier of `with_head`.
-        assumes: whether a body may as well be meant with another classifier than the class token.
+        assumes: whether a body may also be meant with a classifier other than the class token.
         act, eps, heads: defaults of config.json.
         weights_eps: of the published weights, assumed without config.json.
         colours, share, resample: assumed pre-processing; `share` of the side is left by the crop.
         crops: whether a size is that of the shorter side before a crop, if the processor does not say.
-        position_resize: transformers' rule.
         spellings: patterns of names in memory -> names in files.
         dropped: tensors that a classifier never uses.
-        own: what config.json has beside the common keys.
-        fill: tensors that its class wants and we do not have.
-        remarks: said on reading.
+        own: config.json keys in addition to the common ones.
+        fill: tensors that its class needs and we lack.
+        remarks: shown on reading.
     """
 
     title: str
@@ -330,7 +329,7 @@ class _Family:
 
 
 def _ratio(config: ViTConfig) -> int:
-    """Return the whole number that makes transformers' DINOv2 compute our MLP's size, 0 without one."""
+    """Return the integer ratio that gives our MLP's size in transformers' DINOv2, 0 without one."""
     width, gated = config.hidden_size, config.mlp == "swiglu"
     sizes = {(-(-int(width * k * 2 / 3) // 8) * 8 if gated else width * k): k for k in range(64, 0, -1)}
     return sizes.get(config.mlp_size, 0)
@@ -470,14 +469,14 @@ _BEIT = _Family(
 
 
 def in_memory(name: str) -> str:
-    """Return the name that transformers 5 has in memory for one of a ViT's files."""
+    """Return transformers 5's name in memory for a name in a ViT's files."""
     for here, in_files in _IN_MEMORY.items():
         name = name.replace(in_files, here)
     return name
 
 
 def _tidy(family: _Family, tensors: Tensors) -> Tensors:
-    """Give a bare body the prefix of the classifier's body, and every name its spelling in files."""
+    """Prefix a bare body like a classifier's, and spell every name as in files."""
     bare = family.prefix and any(name.startswith("embeddings.") for name in tensors)
     spellings = {**({"^": f"{family.prefix}."} if bare else {}), **family.spellings}
     named = renamed({name: one for name, one in tensors.items() if one.numel()}, spellings, family.dropped)
@@ -497,7 +496,6 @@ def _tidy(family: _Family, tensors: Tensors) -> Tensors:
 
 
 def _check_shape(family: _Family, config: Json, shape: Json) -> None:
-    """Raise CheckpointError where config.json states what the tensors do not have."""
     of_ratio = family.prefix.startswith("dinov2")  # it does not state intermediate_size
     sizes = {name: ours for name, ours in _SIZES.items() if not of_ratio or ours != "mlp_size"}
     check_sizes(CONFIG, config, shape, sizes)
@@ -594,9 +592,9 @@ def _filter(resample: str | None) -> int:
 
 
 def _recorded(file: Json, family: _Family) -> tuple[dict[str, Any], str]:
-    """Return what preprocessor_config.json records, by our names and with the rules of its class.
+    """Return what preprocessor_config.json records, by our names and by the rules of its class.
 
-    The text is the error of jobs that score, "" where vitctl can resize images as the processor does.
+    The text is the error for jobs that score, "" if vitctl can resize images as the processor does.
     """
     if not file:
         return {}, ""
@@ -610,7 +608,7 @@ def _recorded(file: Json, family: _Family) -> tuple[dict[str, Any], str]:
             f"{', '.join(_PROCESSORS)}; in a folder without this file its values are assumed, and "
             "listed",
         )
-    # As there, a null is no default: of a flag it is false, and what a flag uses must have a value.
+    # As there, null is not the default: a flag is then false, and a value that a flag uses is required.
     flags = {key: False for key, value in file.items() if value is None and key in _NEEDED}
     processor = {**_PROCESSORS[kind], **stated, **flags}
     for flag, keys in _NEEDED.items():
@@ -620,7 +618,7 @@ def _recorded(file: Json, family: _Family) -> tuple[dict[str, Any], str]:
                 f"{lacking[0]} is null, which transformers refuses with {flag}",
                 f"write a value, or remove the key for the default of {name}",
             )
-    # The network is given (scale * level - mean) / std, our colours are level / 255.
+    # The network receives (scale * level - mean) / std, our colours are level / 255.
     unit: float = 255 * (processor["rescale_factor"] if processor["do_rescale"] else 1)
     unit = 1.0 if abs(unit - 1) < _ROUNDING else unit
     is_normal, number = processor["do_normalize"], processor["resample"]
@@ -664,7 +662,7 @@ def _recorded(file: Json, family: _Family) -> tuple[dict[str, Any], str]:
 
 
 def _edges(size: Any, *, is_square: bool = True) -> tuple[str, int]:
-    """Return our method of resizing to a size of transformers, and the side; "" and 0 if there is none."""
+    """Return our resize method and side for transformers' size; "" and 0 if there is none."""
     match size:
         case int():
             return ("square" if is_square else "transformers"), size
@@ -676,10 +674,7 @@ def _edges(size: Any, *, is_square: bool = True) -> tuple[str, int]:
 
 
 def _class_names(id2label: Json, num_classes: int) -> list[str]:
-    """Return the names in the order of the classes, or none when they are only numbered.
-
-    Raises CheckpointError if they number other classes than the head has.
-    """
+    """Return class names in order, empty if they are only numbered, or raise CheckpointError."""
     numbered = sorted((int(number), name) for number, name in id2label.items())
     if num_classes and numbered and [number for number, _ in numbered] != list(range(num_classes)):
         raise CheckpointError(
@@ -748,7 +743,7 @@ def _sidecars(family: _Family, config: ViTConfig, meta: Json) -> dict[str, dict[
     described |= {
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},
-        # transformers has no field for it, but the way back must not lose it.
+        # transformers has no field for it, but reading it back must not lose it.
         **({"classifier": config.classifier} if family.assumes and not config.num_classes else {}),
     }
     processor = {
@@ -767,9 +762,6 @@ def _sidecars(family: _Family, config: ViTConfig, meta: Json) -> dict[str, dict[
 
 
 def _layout(family: _Family, table: Table, mark: str, absent: str = "", **needs: Any) -> WeightsLayout:
-    """Return one way in which a family stores its tensors, for networks whose fields have one of the values
-    `needs`.
-    """
     return WeightsLayout(
         name="hf",
         title=family.title,
@@ -799,8 +791,8 @@ def _layout(family: _Family, table: Table, mark: str, absent: str = "", **needs:
 
 TABLE = _bert("vit", "layernorm")
 LAYOUT = _layout(_VIT, TABLE, "vit.encoder.layer.0.layernorm_before.weight")
-# A file belongs to the first of them whose mark it has. config.json tells gelu and norm_eps,
-# preprocessor_config.json the rest; assumed is what transformers or the published weights have.
+# A file belongs to the first row whose mark it has. gelu and norm_eps are in config.json, the rest in
+# preprocessor_config.json; transformers' or the published weights' values are assumed.
 _POOLED = "beit.pooler.layernorm.weight"
 _DINOV2_NEEDS: dict[str, Any] = {"classifier": _ANY_POOL, "layer_scale": (True,)}
 _DINOV3_NEEDS: dict[str, Any] = {

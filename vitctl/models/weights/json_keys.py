@@ -1,5 +1,6 @@
-"""Which keys and values the JSON files beside weights may hold. People write them by hand, so every value is
-checked before it is used, and a key that vitctl does not know is refused.
+"""Keys and values allowed in the JSON files that come with weights.
+
+People write these files by hand, so every value is checked, and unknown keys are refused.
 """
 
 import json
@@ -31,7 +32,7 @@ def _is_text(value: Any) -> bool:
 
 
 _TINY = 1e-30  # stands for "above 0"
-# What a value should be -> whether it is.
+# Expected value in words -> its check.
 _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "an object": lambda value: isinstance(value, dict),
     "a text": _is_text,
@@ -59,19 +60,19 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
         and all(map(_is_text, value.values()))
     ),
 }
-# What a value should be -> dotted keys. An object comes before what is in it.
+# Expected value in words -> dotted keys, objects before their contents.
 Keys = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Known:
-    """All that vitctl knows of the keys of one program's JSON file; any other key is refused.
+    """The known keys of one program's JSON file; any other key is refused.
 
     Args:
         used: the keys that are read.
         settled: keys that change what is computed -> the values that vitctl computes too.
-        harmless: a pattern of the dotted keys that change no answer: of training, of other towers,
-            descriptions, and what the tensors tell.
+        harmless: pattern of dotted keys that change no answer: training, other towers, descriptions, and what
+            the tensors show.
     """
 
     used: Keys
@@ -80,15 +81,9 @@ class Known:
 
 
 def checked(file: str, content: Mapping[str, Any], known: Known) -> dict[str, Any]:
-    """Return the content of a JSON file without what is null.
+    """Return a JSON file's content without nulls; `file` is its name for messages.
 
-    Args:
-        file: name for the message.
-        content: an object.
-        known: its keys; all may be missing.
-
-    Raises:
-        CheckpointError: file, key, its value, and what it should be.
+    Raises CheckpointError with the file, the key, its value, and what it should be.
     """
     found: dict[str, Any] = _without_nulls(content, _DEEPEST)
     for kind, paths in known.used.items():

@@ -1,4 +1,4 @@
-"""Tensors of weights files that are read when their numbers are needed, and not kept."""
+"""Lazy tensors of weights files, read when their numbers are needed, and not kept."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,16 +9,16 @@ from torch import Tensor
 
 
 class Later(Tensor):
-    """A tensor whose numbers are read or computed each time that `now` asks for them.
+    """A tensor whose numbers are read or computed each time `now` requests them.
 
-    Functions of torch on it return another such tensor, or a fact that needs no numbers, such as a shape.
+    Torch functions on it return another lazy tensor, or a fact that needs no numbers, such as a shape.
     """
 
     numbers: Callable[[slice], Tensor]  # of these rows
 
     @classmethod
     def of(cls, like: Tensor, numbers: Callable[[slice], Tensor]) -> "Later":
-        """Return a tensor of the shape and type of `like`; its numbers are on the CPU."""
+        """Return a lazy tensor with the shape and type of `like`; its numbers are on the CPU."""
         later = like.to("meta").as_subclass(cls)
         later.numbers = numbers
         return later
@@ -32,7 +32,7 @@ class Later(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             blank, named = _each(args, _blank), _each(kwargs or {}, _blank)
             found = function(*blank, **named)
-        if found is blank[0]:  # such as contiguous(): rows can still be read alone
+        if found is blank[0]:  # such as contiguous(): rows can still be read separately
             return args[0]
 
         def computed() -> Any:
@@ -67,7 +67,6 @@ def _blank(tensor: Tensor) -> Tensor:
 
 
 def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to all tensors among arguments."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple | list):

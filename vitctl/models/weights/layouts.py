@@ -1,9 +1,8 @@
-"""How programs store weights: two-way rules between our tensors and theirs, a row for each layout, and how
-the shape of a ViT is inferred from tensors.
+"""Layouts of weights: two-way rules between our tensors and other programs', and shape inference for a ViT.
 
-What is read is what was written, bit for bit. Each row stands in the module of its program: how files are
-recognised, name rules for both directions, and what is documented or assumed where a file records nothing.
-`LAYOUTS` in weights_file.py lists the rows.
+Reading what was written gives the same bits. Each program's module has its rows: how files are recognised,
+name rules for both directions, and what is documented or assumed if a file does not record it. `LAYOUTS` in
+weights_file.py lists the rows.
 """
 
 import math
@@ -27,7 +26,7 @@ _LISTED = 4
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """How the same numbers lie in memory: `read` turns theirs into ours, `write` ours into theirs."""
+    """Two memory layouts of the same numbers: `read` turns theirs into ours, `write` ours into theirs."""
 
     read: Callable[[Tensor], Tensor]
     write: Callable[[Tensor], Tensor]
@@ -44,8 +43,8 @@ CONV = MemoryLayout(lambda theirs: theirs.permute(3, 2, 0, 1), lambda ours: ours
 class Rule:
     """The tensors of theirs that hold one tensor of ours, stacked along its rows if there are several.
 
-    In a table, `{i}` and `{j}` in their names stand for indices. `shares`: how many parts each of theirs has
-    of the rows, one without it.
+    In a table, `{i}` and `{j}` in names are indices. `shares`: the parts of the rows in each of theirs, by
+    default one.
     """
 
     theirs: tuple[str, ...]
@@ -53,7 +52,6 @@ class Rule:
     shares: tuple[int, ...] = ()
 
     def read(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return our tensor, contiguous."""
         parts = [self.layout.read(tensors[name]) for name in self.theirs]
         for name, part in zip(self.theirs, parts, strict=True):
             if parts[1:] and not holds_numbers(part):  # stacking would convert them
@@ -62,7 +60,7 @@ class Rule:
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
 
     def write(self, tensor: Tensor) -> Tensors:
-        """Return their tensors, contiguous; each in its own memory, as safetensors requires."""
+        """Return their tensors, contiguous; each in separate memory, as safetensors requires."""
         shares = self.shares or (1,) * len(self.theirs)
         parts = torch.split(tensor, [len(tensor) * share // sum(shares) for share in shares])
         return {
@@ -80,12 +78,11 @@ Table = dict[str, Rule]
 
 
 def entry(*theirs: str, layout: MemoryLayout = SAME, shares: tuple[int, ...] = ()) -> Rule:
-    """Return a row of a table."""
     return Rule(theirs, layout, shares)
 
 
 def pair(ours: str, *theirs: str, shares: tuple[int, ...] = ()) -> Table:
-    """Return the rows of one module whose weight and bias have the same layout on both sides."""
+    """Return the rows of a module whose weight and bias have the same layout on both sides."""
     return {
         f"{ours}.{kind}": entry(*(f"{name}.{kind}" for name in theirs), shares=shares)
         for kind in ("weight", "bias")
@@ -93,12 +90,9 @@ def pair(ours: str, *theirs: str, shares: tuple[int, ...] = ()) -> Table:
 
 
 def block(layer: str, norm1: str, out: str, norm2: str, inner: tuple[str, ...], outer: str) -> Table:
-    """Return the rows of a block that every program has: norms, the output of attention, and the MLP.
+    """Return the rows that every program's block has: norms, the output of attention, and the MLP.
 
-    Args:
-        layer: what their names begin with.
-        norm1, out, norm2, outer: names of one module each.
-        inner: the first matrix of the MLP, or gate and hidden.
+    Names are those of one module each, after `layer`; `inner` is the MLP's first matrix, or gate and hidden.
     """
     ours = {"norm1": (norm1,), "attention.out": (out,), "norm2": (norm2,), "mlp.fc1": inner}
     rows: Table = {}
@@ -110,8 +104,7 @@ def block(layer: str, norm1: str, out: str, norm2: str, inner: tuple[str, ...], 
 def rule_for(table: Table, ours: str) -> Rule | None:
     """Return the rule for our tensor `ours`, or None if the table has no place for it.
 
-    The whole numbers between the dots of a name are its indices, `{i}` and `{j}` from 0, `{i1}` and `{j1}`
-    from 1.
+    The integers between the dots of a name are its indices, `{i}` and `{j}` from 0, `{i1}` and `{j1}` from 1.
     """
     indices = dict(zip("ij", [int(part) for part in ours.split(".") if part.isdigit()], strict=False))
     letters = iter("ij")
@@ -131,7 +124,6 @@ def rules_for(table: Table, names: Iterable[str]) -> Table:
 
 
 def to_theirs(state: Mapping[str, Tensor], rules: Table) -> Tensors:
-    """Return our `state` in their names and layouts."""
     theirs: Tensors = {}
     for ours, rule in rules.items():
         theirs |= rule.write(state[ours])
@@ -143,16 +135,14 @@ def to_ours(tensors: Tensors, rules: Table, model: Mapping[str, Tensor]) -> Tens
 
     Raises one CheckpointError that groups what is missing, unexpected or of the wrong shape, in their names.
     """
-    # The same rules backwards tell every name and shape that the file must have.
+    # The same rules backwards give every name and shape that the file must have.
     wanted = to_theirs(model, rules)
     refuse("the tensors do not make a whole model", mismatches(tensors, wanted, "expected"))
     return {ours: rule.read(tensors) for ours, rule in rules.items()}
 
 
 def stacked(tensors: Tensors, whole: str, parts: tuple[str, ...]) -> Tensors:
-    """Return the tensors with those that end as `parts` stacked along their rows, as one that ends as
-    `whole`.
-    """
+    """Stack tensors with the name endings `parts` along their rows, as one with the ending `whole`."""
     found = dict(tensors)
     for stem in [name.removesuffix(parts[0]) for name in tensors if name.endswith(parts[0])]:
         pieces = [found[stem + part] for part in parts if stem + part in found]
@@ -164,9 +154,7 @@ def stacked(tensors: Tensors, whole: str, parts: tuple[str, ...]) -> Tensors:
 
 
 def renamed(tensors: Tensors, names: Mapping[str, str], dropped: str = r"(?!)") -> Tensors:
-    """Return the tensors with other names, by patterns and what stands in their place, without those whose
-    new name has the pattern `dropped`.
-    """
+    """Rename tensors by patterns and replacements, and drop new names that match `dropped`."""
     found: Tensors = {}
     for name, tensor in tensors.items():
         for pattern, other in names.items():
@@ -179,9 +167,7 @@ def renamed(tensors: Tensors, names: Mapping[str, str], dropped: str = r"(?!)") 
 def mismatches(
     tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], should: str
 ) -> dict[str, list[str]]:
-    """Kind of problem -> names, of tensors that are compared with others; `should` stands before a wanted
-    shape.
-    """
+    """Return kind of problem -> names, compared with `wanted`; `should` precedes a wanted shape."""
     return {
         "missing": [name for name in wanted if name not in tensors],
         "unexpected": [name for name in tensors if name not in wanted],
@@ -194,37 +180,36 @@ def mismatches(
 
 
 def refuse(heading: str, problems: Mapping[str, list[str]]) -> None:
-    """Raise CheckpointError, in one line, with each kind of problem that occurs and the first few of each."""
+    """Raise a one-line CheckpointError with each kind of problem and the first few of each, if any."""
     if found := [f"{kind}: {listed(names)}" for kind, names in problems.items() if names]:
         raise CheckpointError(heading, "; ".join(found))
 
 
 def listed(names: list[str]) -> str:
-    """Return the first few names, and how many more there are."""
     more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(map(one_line, names[:_LISTED])) + more
 
 
-# One tensor in our layout by our name, or None where the file has none.
+# Our name -> the tensor in our layout, or None.
 View = Callable[[str], Tensor | None]
 Json = Mapping[str, Any]
 _HEAD_CHANNELS = 64
-_LAYER_SCALE = 1e-5  # where a network begins; trained scales replace it
-# The fields of a ViT that not every program has. `bool` in `holds` stands for any value.
+_LAYER_SCALE = 1e-5  # initial value, replaced by trained scales
+# ViT fields that not every program has. `bool` in `holds` means any value.
 _DECIDING = (
     "classifier", "norm_at", "position_embedding", "position_at", "gelu", "norm_pre", "patch_bias",
     "position_class_row", "registers", "layer_scale", "mlp", "mlp_norm", "qkv_bias", "rotary",
     "token_blocks",
 )  # fmt: skip
-# Published sizes whose heads have another number of channels, by hidden size and depth.
+# Published sizes whose heads do not have 64 channels, by hidden size and depth.
 _UNUSUAL_HEADS = {(1152, 27): 16, (1408, 40): 16, (1536, 40): 16, (1664, 48): 16}
-# With a SwiGLU the same sizes have other heads: DINOv3's H+ and 7B, DINOv2's g.
+# With a SwiGLU these sizes have different heads: DINOv3's H+ and 7B, DINOv2's g.
 _GATED_HEADS = {(1280, 32): 20, (1536, 40): 24, (4096, 40): 32}
-# The values of a layout have as eval_resize the share of the side that a centre crop keeps. With SQUASH
-# images are squashed to the image size, which metadata record as eval_resize 0.
+# A layout's eval_resize is the share of the side that a centre crop keeps. With SQUASH images are
+# squashed to the image size, which metadata record as eval_resize 0.
 SQUASH = math.inf
 _STORED = ("mean", "std", "eval_method", "resample", "position_resize")
-# The words of timm and open_clip for our eval_resample, and Pillow's numbers for them.
+# timm's and open_clip's words -> our eval_resample, and Pillow's numbers.
 RESAMPLE = {
     "nearest": "nearest", "lanczos": "lanczos", "bilinear": "bilinear_antialias",
     "bicubic": "bicubic_antialias", "box": "box", "hamming": "hamming",
@@ -233,9 +218,7 @@ RESAMPLE = {
 
 @dataclass(frozen=True)
 class Beside:
-    """What is known besides the tensors: the file's name, the number of heads if the user gives it, and the
-    JSON files in the folder (empty when absent).
-    """
+    """The context of the tensors: file name, number of heads if given, JSON files (empty if absent)."""
 
     name: str = ""
     num_heads: int | None = None
@@ -249,23 +232,23 @@ class WeightsLayout:
     """One way of storing weights.
 
     Args:
-        name: as `meta["format"]` and --to call it.
+        name: in `meta["format"]` and --to.
         title: for messages.
         container: kind of file.
-        mark: a tensor that each such file has; the first layout whose mark a file has is its layout.
+        mark: a tensor that each such file has; a file belongs to the first layout whose mark it has.
         absent: a tensor that no such file has.
-        table: name rules; depends on the number of heads where the layout does.
+        table: name rules, by number of heads.
         describe: configuration and metadata of a file.
         tidy: brings every spelling of the names to the one that `table` writes.
         spell: brings what `table` writes to the spelling of the program's class for a configuration.
         documented: values that hold for every such file, which records none of them.
-        assumed: values that may not hold, for what a file does not record.
-        lacks: of a configuration, whether it has something that the layout has no place for, and what.
+        assumed: likely values for what a file does not record.
+        lacks: for a configuration, (whether it needs something that the layout lacks, in words) pairs.
         of: the family of its models.
-        holds: the values of a ViT's fields that it can hold beside the paper's, by field.
-        needs: the values that it can hold in place of the paper's, by field; `True` stands for any but zero.
+        holds: values of a ViT's fields that it can hold besides the paper's.
+        needs: values that it can hold instead of the paper's; `True` means any but zero.
         notes: what a reader has to know.
-        sidecars: JSON files that belong beside the weights.
+        sidecars: JSON files that belong to the weights.
     """
 
     name: str
@@ -287,7 +270,7 @@ class WeightsLayout:
     sidecars: Callable[[Any, Json], dict[str, dict[str, Any]]] = lambda _config, _meta: {}
 
     def held(self, found: Json) -> dict[str, Any]:
-        """Return the fields of a ViT that this layout can hold; the others keep the paper's values."""
+        """Return the ViT fields that this layout can hold; the others keep the paper's values."""
         return {
             name: value
             for name, value in found.items()
@@ -295,8 +278,9 @@ class WeightsLayout:
         }
 
     def misfits(self, config: Config) -> list[str]:
-        """Return what of a configuration the layout cannot hold: of a Vision Transformer all that is not the
-        paper's, but for `holds` and `needs`.
+        """Return what the layout cannot hold of a configuration.
+
+        For a Vision Transformer that is everything that is not the paper's, except `holds` and `needs`.
         """
         if type(config) is not self.of:
             return [f"it has no place for a {type(config).__name__.removesuffix('Config')} model"]
@@ -312,7 +296,6 @@ class WeightsLayout:
         return value == getattr(ViTConfig, name, None) or name in self.held({name: value})
 
     def view(self, tensors: Tensors) -> View:
-        """Return the tidy `tensors` as seen by our names."""
         table = self.table(1)
 
         def look(ours: str) -> Tensor | None:
@@ -328,11 +311,9 @@ class WeightsLayout:
         return look
 
     def settle(self, recorded: Json, beside: Beside) -> dict[str, Any]:
-        """Return the values of a file, and as `assumed` the names of those that nothing records.
+        """Return a file's values, and as `assumed` the names of those that nothing records.
 
-        Args:
-            recorded: by tensors or JSON files; None: not recorded.
-            beside: its config.json lists what was assumed when vitctl exported the file.
+        A `recorded` value of None is not recorded. An export's config.json lists what was assumed then.
         """
         found = {name: value for name, value in recorded.items() if value is not None}
         marked = ((beside.config.get("vitctl") or {}).get("preprocessing") or {}).get("assumed")
@@ -343,10 +324,7 @@ class WeightsLayout:
     def vit(
         self, shape: Json, recorded: Json, beside: Beside, class_names: Iterable[str] = (), **more: Any
     ) -> tuple[Config, dict[str, Any]]:
-        """Return a ViT's configuration and metadata from its shape and what is recorded of it.
-
-        The number of heads of a published shape is as good as recorded.
-        """
+        """Return a ViT's configuration and metadata; the heads of a published shape count as recorded."""
         gated = shape["mlp"] == "swiglu"
         published = published_heads(shape["hidden_size"], shape["depth"], gated)
         values = self.settle({**recorded, "num_heads": recorded.get("num_heads") or published}, beside)
@@ -360,7 +338,6 @@ class WeightsLayout:
 
 
 def stored_meta(config: Config, values: Json, class_names: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the metadata of weights from the values of `WeightsLayout.settle`."""
     names, size = list(map(same_name, class_names)), values.get("image_size") or config.image_size
     return {
         **{name: values[name] for name in _STORED},
@@ -375,10 +352,10 @@ def stored_meta(config: Config, values: Json, class_names: Iterable[str] = ()) -
 
 
 def vit_shape(view: View, num_heads: int | None, image_size: int | None) -> dict[str, Any]:
-    """Return the fields of a ViTConfig that tensors tell.
+    """Return the fields of a ViTConfig that the tensors show.
 
-    `num_heads` and `image_size` are hints from outside, needed because few files tell the first, and because
-    the position table tells the second only up to the pixels that a grid of patches drops.
+    `num_heads` and `image_size` are hints from outside: few files record the heads, and the position table
+    determines the size only up to the pixels that a grid of patches drops.
     """
     hidden_size, _, patch_size, _ = needed(view, "patch_embedding.weight", 4).shape
     inner, gated = (needed(view, f"blocks.0.mlp.{name}.weight", 2) for name in ("fc2", "fc1"))
@@ -424,16 +401,9 @@ def vit_shape(view: View, num_heads: int | None, image_size: int | None) -> dict
 
 
 def check_sizes(file: str, stated: Json, shape: Json, names: Mapping[str, str]) -> None:
-    """Compare what a JSON file states with the tensors.
+    """Compare what a JSON file states with the tensors, by key -> field of `shape`, see `vit_shape`.
 
-    Args:
-        file: name for the message.
-        stated: the values.
-        shape: of `vit_shape`.
-        names: their keys, and the fields of `shape`.
-
-    Raises:
-        CheckpointError: another file belongs to these tensors, or a part of them is missing.
+    Raises CheckpointError if they differ.
     """
     for key, ours in names.items():
         if key in stated and ours in shape and stated[key] != shape[ours]:
@@ -441,12 +411,11 @@ def check_sizes(file: str, stated: Json, shape: Json, names: Mapping[str, str]) 
 
 
 def contradiction(file: str, words: str) -> CheckpointError:
-    """Return the error of a JSON file that is not that of the tensors."""
     return CheckpointError(file, f"{words}; the file is incomplete, or not of this {file}")
 
 
 def check_own(file: str, name: str, value: Any, ours: Any) -> None:
-    """Raise CheckpointError if a value was edited, and not what the vitctl key of an export says of it."""
+    """Raise CheckpointError if a value was edited and contradicts an export's vitctl key."""
     if value != ours:
         raise CheckpointError(
             file,
@@ -457,7 +426,7 @@ def check_own(file: str, name: str, value: Any, ours: Any) -> None:
 
 
 def needed(view: View, name: str, dimensions: int) -> Tensor:
-    """Return a tensor that every model has. Raises CheckpointError."""
+    """Return a tensor that every model has, or raise CheckpointError."""
     tensor = view(name)
     if tensor is None or tensor.dim() != dimensions:
         shape = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
@@ -468,7 +437,6 @@ def needed(view: View, name: str, dimensions: int) -> Tensor:
 
 
 def classes(view: View) -> int:
-    """Return the number of classes of the head, 0 without one."""
     head = view("head.weight")
     return 0 if head is None else len(head)
 
@@ -481,9 +449,9 @@ def published_heads(hidden_size: int, depth: int, gated: bool = False) -> int | 
 
 
 def known_heads(hidden_size: int, depth: int, gated: bool = False) -> int:
-    """Return the heads of the published model of this size; most have 64 channels for each.
+    """Return the heads of the published model of this size, or one for every 64 channels.
 
-    Raises CheckpointError.
+    Raises CheckpointError if the channels are not a multiple of 64.
     """
     if heads := published_heads(hidden_size, depth, gated):
         return heads

@@ -1,4 +1,4 @@
-"""The licence of weights: as stated beside them, never guessed, and what it asks of their users."""
+"""The licence of weights, only as stated with them, and what it demands of their users."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,14 +14,14 @@ from vitctl.system.text import one_line
 
 _HEAD_BYTES, _LONGEST, _LONGEST_LINK = 2**16, 100, 500
 _NOT_SOLD = "its licence allows no commercial use of these weights, nor of what is made of them"
-# Part of a name -> what to know.
+# Part of a name -> the note.
 _BINDING = {
     "dinov3": "the DINOv3 License binds these weights and all made of them: pass the agreement on with both",
     "cc-by-nc": _NOT_SOLD,
     "noncommercial": _NOT_SOLD,
     "non-commercial": _NOT_SOLD,
 }
-# Said of every file of this network whose licence is not stated otherwise.
+# Applies to every file of this network whose licence is not stated otherwise.
 USUALLY_DINOV3 = (
     "weights of this network usually come under the DINOv3 License, which binds what is made of them; state "
     "theirs with weights.licence"
@@ -29,9 +29,7 @@ USUALLY_DINOV3 = (
 
 
 def stated_licence(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the `licence` that config.json or the head of a README.md states, in one line, and with it as
-    `licence_link` the address of its text; {} where none is stated.
-    """
+    """Return `licence` and `licence_link` from config.json or a README.md's header; {} if not stated."""
     found: Any = {}
     if (card := folder / CARD).is_file():
         with open_regular(card, error=CheckpointError) as file:
@@ -46,7 +44,7 @@ def stated_licence(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     name, link = _in_words(stated.get("license")), _in_words(stated.get("license_link"))
     if name in ("other", ""):
         name = _in_words(found.get("license_name")) or name
-    # A path is of a file in their repository, which does not travel with the weights.
+    # A path names a file in their repository, which does not travel with the weights.
     address = (
         {"licence_link": one_line(link)} if link.startswith("https://") and len(link) <= _LONGEST_LINK else {}
     )
@@ -54,11 +52,11 @@ def stated_licence(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _in_words(stated: object) -> str:
-    """Return a licence, or a list of them, as text; "" where it is something else."""
+    """Return a licence, or a list of them, as text; "" for anything else."""
     several = stated if isinstance(stated, list) else [stated]
     return ", ".join(one.strip() for one in several if isinstance(one, str))
 
 
 def licence_sentence(licence: str) -> str:
-    """Return what to know of a licence that binds what is made of the weights, "" of another."""
+    """Return a note on a licence that binds derived weights, "" for another."""
     return next((text for part, text in _BINDING.items() if part in licence.lower()), "")

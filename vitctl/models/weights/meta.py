@@ -1,7 +1,6 @@
-"""What is stored with tensors: how images become the numbers that the model was trained on, the names of its
-classes, and which of these values are assumed.
+"""Metadata of weights: image normalisation, class names, and which values are assumed.
 
-One model for our files and for what is read from files of other programs.
+One model for our files and for those of other programs.
 """
 
 from collections import Counter
@@ -25,8 +24,8 @@ HALF = (0.5, 0.5, 0.5)
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 COLOURS = {"imagenet": IMAGENET, "clip": CLIP, "half": {"mean": HALF, "std": HALF}}
-# Values that weights may not record, and the recipe key that sets each. The one without a dot is read from a
-# config.json beside the tensors.
+# Values that weights may not record -> the recipe key that sets each. The one without a dot is read from a
+# config.json next to the tensors.
 KEYS = {
     "mean": "weights.mean",
     "std": "weights.std",
@@ -39,18 +38,18 @@ KEYS = {
     "eval_resize": "data.eval_resize",
     "resample": "data.eval_resample",
 }
-# The jobs that train or draw shots have their own rules for these.
+# Jobs that train or draw shots have separate rules for these.
 OF_SCORING = ("eval_method", "eval_resize", "resample")
 _MAX_PIXELS = BOUNDS["image_size"][1]
 _SHOWN = 3
 
-# In float32, in which images become numbers.
+# In float32, the type of normalised images.
 _Number = Annotated[float, Field(allow_inf_nan=False, ge=-LARGEST, le=LARGEST)]
 _Deviation = Annotated[float, Field(allow_inf_nan=False, ge=SMALLEST, le=LARGEST)]
 
 
 class LoRAMeta(BaseModel):
-    """How adapters were trained that weights have merged, see [lora]; `from_*` is of the start weights."""
+    """Training settings of merged adapters, see [lora]; `from_*` describes the start weights."""
 
     model_config = ConfigDict(strict=True)
 
@@ -64,14 +63,14 @@ class LoRAMeta(BaseModel):
 
 
 class Meta(BaseModel):
-    """Metadata of weights. Every field may be missing, and other fields may be there.
+    """Metadata of weights. Every field is optional, and other fields are allowed.
 
-    `mean` and `std` are of colours between 0 and 1, sizes are in pixels. `resample` may be a rule of another
-    program that vitctl does not have: it is refused where images are resized by it. `eval_share` is the share
-    of the side that timm's crop keeps, at any image size. `loss` is that of the training: after "sigmoid" the
+    `mean` and `std` are of colours between 0 and 1, sizes are in pixels. `resample` may be another program's
+    rule that vitctl lacks: it is refused when images are resized by it. `eval_share` is the share of the side
+    that timm's crop keeps, at any image size. `loss` is that of the training: after "sigmoid" the
     probabilities of the classes are independent. `licence` and its address are as stated with the weights,
-    `remarks` are for their user. `temperature` divides the logits before the softmax. `head` is "zero" where
-    its weights are all 0, and "none" of a graph of a network without one.
+    `remarks` are for their user. `temperature` divides the logits before the softmax. `head` is "zero" if its
+    weights are all 0, and "none" for the graph of a network without one.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -113,16 +112,13 @@ class Meta(BaseModel):
 
 
 def activation_of(meta: Mapping[str, Any], num_classes: int) -> Activation:
-    """Return what turns logits into probabilities, by the loss of the training.
-
-    Where no loss is recorded it is softmax, and sigmoid for a single logit, as in transformers.
-    """
+    """Return the activation for the training's loss; by default sigmoid for one logit, else softmax."""
     loss = meta.get("loss") or ("sigmoid" if num_classes == 1 else "softmax")
     return "sigmoid" if loss == "sigmoid" else "softmax"
 
 
 def no_head(path: str | Path) -> CheckpointError:
-    """Return the error of weights that are asked for classes and have no head, or one of zeros."""
+    """Return the error for class predictions from weights without a head, or with one of zeros."""
     return CheckpointError(
         path,
         "has no trained head, so it cannot predict classes",
@@ -131,9 +127,9 @@ def no_head(path: str | Path) -> CheckpointError:
 
 
 def distinct(names: Iterable[str]) -> tuple[str, ...]:
-    """Return class names, and with its number each that several classes have: ImageNet has two cranes.
+    """Return class names, appending the class number to repeated names: ImageNet has two cranes.
 
-    No two of the result are equal, and given again it stays as it is.
+    All names in the result differ, and applying this again changes nothing.
     """
     given = tuple(names)
     counts = Counter(given)
@@ -142,17 +138,13 @@ def distinct(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def compared_names(stored: Any) -> dict[str, Any]:
-    """Return stored class names in the form in which names are compared; empty for anything else."""
+    """Return stored class names in the form for comparisons; empty for anything else."""
     is_list = isinstance(stored, list) and all(isinstance(name, str) for name in stored)
     return {"class_names": list(map(same_name, stored))} if is_list else {}
 
 
 def check_meta(meta: Mapping[str, Any], config: Config) -> None:
-    """Check metadata against `Meta`, and the number of class names against the head.
-
-    Raises:
-        CheckpointError: one line with what makes no sense.
-    """
+    """Check metadata against `Meta`, and the class names against the head. Raises CheckpointError."""
     try:
         found = Meta.model_validate(dict(meta))
     except ValidationError as error:
@@ -182,7 +174,7 @@ def _in_words(problem: Mapping[str, Any]) -> str:
 
 
 def require_meta(meta: Mapping[str, Any], names: tuple[str, ...]) -> None:
-    """Raises CheckpointError where metadata lack something that a job cannot do without."""
+    """Raise CheckpointError if metadata lack something that a job needs."""
     if missing := [name for name in names if meta.get(name) is None]:
         raise CheckpointError(
             f"{', '.join(missing)} of the images is not stored with the weights, so scores would "
@@ -194,29 +186,24 @@ def require_meta(meta: Mapping[str, Any], names: tuple[str, ...]) -> None:
 def assumed_values(meta: Mapping[str, Any], config: Config, *, scoring: bool) -> dict[str, Any]:
     """Return what is assumed about weights: recipe key -> value.
 
-    Args:
-        meta, config: of the weights.
-        scoring: whether their evaluation pre-processing is used.
+    `scoring`: whether their evaluation pre-processing is used.
     """
     names = [name for name in meta.get("assumed") or () if scoring or name not in OF_SCORING]
     stored = {name: getattr(config, name, None) for name in names} | {**meta}
-    if stored.get("eval_resize") == 0:  # no crop, which a recipe says by the image size
+    if stored.get("eval_resize") == 0:  # no crop, which a recipe expresses by the image size
         stored["eval_resize"] = config.image_size
     return {KEYS[name]: stored[name] for name in names}
 
 
 def _with_choices(key: str, value: Any) -> str:
-    """Return an assumed value, and the others that it could be if they are few."""
+    """Return an assumed value, and its alternatives if they are few."""
     named = {KEYS["gelu"]: CHOICES["gelu"], KEYS["classifier"]: WITH_CLASS_TOKEN}.get(key, ())
     others = [one for one in named if one != value] if value in named else []
     return str(value).replace(", ", ",") + (f" (or {', '.join(others)})" if others else "")
 
 
 def assumed_line(values: Mapping[str, Any]) -> str:
-    """Return one line that names every assumed value and the key that sets it.
-
-    "" where nothing is assumed.
-    """
+    """Return one line with every assumed value and the key that sets it; "" if nothing is assumed."""
     if not values:
         return ""
     parts = {key: f"{key}={_with_choices(key, value)}" for key, value in values.items()}
@@ -232,10 +219,7 @@ def assumed_line(values: Mapping[str, Any]) -> str:
 
 
 class Temperature(BaseModel):
-    """The temperature of a classifier, in a file beside its weights, which so keep their digest.
-
-    It holds what the fit found: of which weights, on which images, and the loss before and after.
-    """
+    """A classifier's temperature and its fit, in a file next to its weights, whose digest does not change."""
 
     model_config = ConfigDict(strict=True)
 
@@ -252,7 +236,7 @@ class Temperature(BaseModel):
         return f"temperature {self.temperature:.4f}, fitted to {self.split} ({images}, digest {data})"
 
     def write(self, weights: str) -> str:
-        """Write the file beside the weights, atomically; returns its path. Raises CheckpointError."""
+        """Write the file next to the weights, atomically; return its path. Raises CheckpointError."""
         place = _beside(weights)
         try:
             return str(write_json(place, self.model_dump()))
@@ -264,14 +248,9 @@ class Temperature(BaseModel):
 
 
 def stored_temperature(weights: str, digest: Callable[[], str]) -> Temperature | None:
-    """Return the temperature beside weights; None if there is none, or if it is of other weights.
+    """Return the temperature next to a weights path; None if there is none, or if it is for other weights.
 
-    Args:
-        weights: their path; an address has nothing beside it.
-        digest: returns that of the weights; called only where there is a file.
-
-    Raises:
-        CheckpointError: the file is damaged.
+    `digest` is called only if there is a file. Raises CheckpointError if that is damaged.
     """
     place = _beside(weights)
     if "://" in weights or not place.is_file():

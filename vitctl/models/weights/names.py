@@ -14,10 +14,10 @@ _MAE_FT = "% fine-tuned on ImageNet: FINETUNE.md of facebookresearch/mae"
 
 
 class Published(NamedTuple):
-    """Weights that somebody published.
+    """Published weights.
 
-    `parameters` are millions, without a classifier; `image_size` pixels; `feature` what a new head is put on;
-    `number` what was published with them, and where. Gated ones need a login.
+    `parameters` are millions, without a classifier; `image_size` pixels; `feature` is the input of a new
+    head; `number` is a published result with its source. Gated ones need a login.
     """
 
     address: str
@@ -31,7 +31,6 @@ class Published(NamedTuple):
 
     @property
     def page(self) -> str:
-        """Its page on the hub."""
         return self.address.replace("hf://", "https://huggingface.co/")
 
 
@@ -120,9 +119,9 @@ _OF_TIMM_NAME = re.compile(r"(vit|deit3?|eva02|beit(v2)?|flexivit|tiny_vit|samvi
 
 
 def full_address(source: str) -> str:
-    """Return the address that a short name, `timm:NAME` or `hf:ORG/NAME` means; anything else as it is.
+    """Return the address for a short name, `timm:NAME` or `hf:ORG/NAME`; anything else unchanged.
 
-    A file or a folder of the same name comes first.
+    An existing file or folder of the same name takes precedence.
     """
     if source in PUBLISHED and not Path(source).exists():
         return PUBLISHED[source].address
@@ -132,11 +131,6 @@ def full_address(source: str) -> str:
 
 
 def find_published(name: str) -> Published:
-    """Return the row of a name.
-
-    Raises:
-        CheckpointError: there is none.
-    """
     if name not in PUBLISHED:
         raise CheckpointError(
             f"no weights are called '{name}'", fix=meant(name) or "`vitctl weights` lists them"
@@ -145,7 +139,7 @@ def find_published(name: str) -> Published:
 
 
 def meant(source: str) -> str:
-    """Return the question whether other weights were meant; "" for none."""
+    """Return a "did you mean" question about other weights; "" for none."""
     if _OF_TIMM_NAME.fullmatch(source):
         return did_you_mean([f"timm:{source}"])
     return did_you_mean(one_edit_away(source, PUBLISHED)[:3])

@@ -1,6 +1,6 @@
-"""open_clip's and OpenAI's CLIP: the image tower alone is read, from a file of both towers or of one.
+"""open_clip's and OpenAI's CLIP: only the image tower is read, from a file of both towers or of one.
 
-A tower of timm inside open_clip (SigLIP) has timm's names behind a prefix, and is read as timm's.
+A timm tower inside open_clip (SigLIP) has timm's names after a prefix, and is read as timm's.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ NORM_EPS = 1e-5
 _TRUNK = "visual.trunk."
 _LAYER = "visual.transformer.resblocks.{i}"
 _TOWER = "model_cfg.vision_cfg"
-# What is used of open_clip_config.json, and the fields of a ViT that the tensors tell.
+# The keys of open_clip_config.json that are used, and the ViT fields that the tensors show.
 _KEYS = Known(
     {
         "an object": (
@@ -64,7 +64,7 @@ _KEYS = Known(
         "block_type": ("default",),
         "mode": ("RGB",),
     },
-    # The position table is a tensor, whatever it began as; the size is that of the tower.
+    # The position table is a tensor, however it was initialised; the size is that of the tower.
     harmless=r"(?!model_cfg\.|preprocess_cfg\.).*"
     r"|model_cfg\.(embed_dim|text_cfg|multimodal_cfg|custom_text|cast_dtype"
     r"|output_dict|nonscalar_logit_scale|init_logit_\w+)|preprocess_cfg\.(size|fill_color)"
@@ -73,7 +73,7 @@ _KEYS = Known(
     r"|timm_(model_pretrained|proj|proj_bias|drop|drop_path))",
 )  # fmt: skip
 _SIZES = {"width": "hidden_size", "layers": "depth", "patch_size": "patch_size"}
-# How images are resized: the method, and the share of the side that the crop keeps.
+# Resize mode -> our method, and the share of the side that the crop keeps.
 _RESIZING = {"shortest": ("torchvision", 1.0), "squash": ("square", SQUASH)}
 _OF_TIMM = {"torchvision": "center", "square": "squash"}
 _POOLS = {"tok": "token", "avg": "patches"}
@@ -91,9 +91,7 @@ TABLE: Table = {
 
 
 def without_trunk(tensors: Tensors, beside: Beside) -> tuple[Tensors, Beside]:
-    """Return a timm tower inside open_clip by timm's names, and what open_clip_config.json says of it as
-    timm's config.json would; other tensors as they are.
-    """
+    """Return a timm tower inside open_clip, and its configuration, as timm's; others unchanged."""
     trunk = {name.removeprefix(_TRUNK): tensor for name, tensor in tensors.items() if name.startswith(_TRUNK)}
     if not trunk:
         return tensors, beside
@@ -118,7 +116,7 @@ def without_trunk(tensors: Tensors, beside: Beside) -> tuple[Tensors, Beside]:
 
 
 def _tidy(tensors: Tensors) -> Tensors:
-    """Leave the image tower, without its projection, with the prefix of a file of both towers."""
+    """Keep only the image tower without its projection, with the prefix of a file of both towers."""
     bare = "class_embedding" in tensors and "conv1.weight" in tensors
     return renamed(tensors, {"^": "visual."} if bare else {}, dropped=r"^(?!visual\.)|^visual\.proj$")
 
@@ -145,7 +143,7 @@ def _describe(
     }
     tanh = ours.get("act_kwargs", {}).get("approximate") == "tanh"
     activation = "quick_gelu" if model.get("quick_gelu") else "gelu_pytorch_tanh" if tanh else "gelu"
-    if not model:  # transformers' configuration of the same weights may lie beside them
+    if not model:  # transformers' configuration of the same weights may be next to them
         activation = tower.get("hidden_act", "quick_gelu")
     recorded = {
         "num_heads": heads,
@@ -162,7 +160,6 @@ def _describe(
 
 
 def _resizing(images: Json) -> tuple[str, float]:
-    """Return how images are resized: our method, and the share of the side that the crop keeps."""
     mode = images.get("resize_mode") or "shortest"
     if mode not in _RESIZING:
         raise CheckpointError(
@@ -172,7 +169,7 @@ def _resizing(images: Json) -> tuple[str, float]:
 
 
 def _interpolation(images: Json) -> str:
-    """Return timm's word for how pixels are weighted; open_clip takes bicubic for "random"."""
+    """Return timm's word for the interpolation; open_clip uses bicubic for "random"."""
     word = images.get("interpolation") or "bicubic"
     if word not in ("bicubic", "bilinear", "random"):
         raise CheckpointError(OPEN_CLIP, f"interpolation {word!r}, known are bicubic, bilinear and random")
@@ -183,8 +180,8 @@ def _notes(_config: ViTConfig, _meta: Json) -> Iterator[str]:
     yield "the image tower of open_clip.create_model(...), without its projection"
 
 
-# Tensors do not tell quick GELU (OpenAI, MetaCLIP, DFN) from GELU (LAION, DataComp): open_clip's own default
-# is assumed.
+# Tensors do not distinguish quick GELU (OpenAI, MetaCLIP, DFN) from GELU (LAION, DataComp): open_clip's
+# default is assumed.
 LAYOUT = WeightsLayout(
     name="openclip",
     title="open_clip",

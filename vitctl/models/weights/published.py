@@ -1,5 +1,4 @@
-"""Files as authors published them, whose names differ from timm's: DINOv2, DINOv3, MAE, DeiT III, EVA-02 and
-BEiT.
+"""Files published by authors with other names than timm's: DINOv2, DINOv3, MAE, DeiT III, EVA-02 and BEiT.
 
 Each row brings their tensors to timm's names and leaves out what a classifier never uses.
 """
@@ -29,7 +28,7 @@ _NAMES = {
 
 
 def _without_bias_of_keys(tensors: Tensors) -> Tensors:
-    """Return DINOv3's tensors with biases of queries and values instead of a bias and the mask of it."""
+    """Return DINOv3's tensors with query and value biases instead of a masked bias."""
     found = dict(tensors)
     for name in [name for name in tensors if name.endswith(".attn.qkv.bias_mask")]:
         stem, mask = name.removesuffix("qkv.bias_mask"), found.pop(name)
@@ -44,7 +43,7 @@ def _without_bias_of_keys(tensors: Tensors) -> Tensors:
 
 
 def _pooled(tensors: Tensors) -> Tensors:
-    """Return pre-training's tensors as those of a classifier, which has its last norm after the pooling."""
+    """Return pre-training tensors as a classifier's, whose last norm comes after the pooling."""
     found = renamed(tensors, {} if "fc_norm.weight" in tensors else {r"^norm\.": "fc_norm."})
     shared = found.pop("rel_pos_bias.relative_position_bias_table", None)
     if shared is not None:  # one table for all blocks
@@ -63,8 +62,6 @@ def _row(
     assumed: Json = MappingProxyType({}),
     norm_eps: float = timm.NORM_EPS,
 ) -> WeightsLayout:
-    """Return the row of files that have all tensors `own`, and not `absent`."""
-
     def tidy(tensors: Tensors) -> Tensors:
         is_own = absent not in tensors and all(one in tensors for one in own)
         return timm.tidy(change(renamed(tensors, _NAMES, _PRETRAINING))) if is_own else {}
@@ -78,7 +75,7 @@ def _row(
 
 _CLIP: Json = {**CLIP, "eval_method": "square", "eval_resize": SQUASH}
 
-# How a table of positions is resized is what each program does; the rest of the pre-processing is assumed.
+# Resizing of the position table is each program's rule; the rest of the pre-processing is assumed.
 LAYOUTS = (
     _row("dinov3", "DINOv3", ("storage_tokens",), "", "bicubic_antialias", _without_bias_of_keys, {},
          timm.LARGER_EPS),

@@ -1,7 +1,7 @@
 """timm's Vision Transformers: a state dict, and the `config.json` of its hub folders.
 
 Three classes of timm hold our networks: `VisionTransformer`, `Eva` (rotary positions, no bias of keys) and
-`Beit` (relative position biases). Their files differ in spelling: `tidy` brings all to one, `_spell` back.
+`Beit` (relative position biases). Their files differ in spelling: `tidy` unifies them, `_spell` reverts it.
 """
 
 import math
@@ -42,7 +42,7 @@ _GELU: dict[str, Literal["tanh", "erf", "quick"]] = {
     "gelu_tanh": "tanh",
     "quick_gelu": "quick",
 }
-# What timm's architectures compute, where neither tensors nor config.json tell it, by a pattern in the name.
+# Pattern in an architecture's name -> numerics that neither tensors nor config.json show.
 _PECULIAR: dict[str, dict[str, Any]] = {
     r"^test_vit$": {"num_heads": 2},
     r"^vit_base_patch16_gap_224$": {"num_heads": 16},
@@ -54,7 +54,7 @@ _PECULIAR: dict[str, dict[str, Any]] = {
     r"_dinov3|_lingbot": {"rotary": "dinov3"},
     r"^eva02_|_rope_reg": {"rotary": "eva"},
 }
-# What some architectures have and vitctl has not: by a pattern in their names, or by a tensor.
+# Features that vitctl lacks, by a pattern in the architecture's name, or by a tensor.
 _FOREIGN_NAMES = {
     r"_rpn_|enormous": "norms after its branches",
     r"_pe_|_rope_(mixed_|ape_)?\d|_sapiens": "rotary positions by a rule of its own",
@@ -69,9 +69,9 @@ _FOREIGN_TENSORS = {
     "rope.freqs": "learned rotary positions",
     "dist_token": "a distillation token",
 }
-_ROUNDED_UP = 3  # half of such a margin, by 4, lies before an even number
+_ROUNDED_UP = 3  # half of such a margin, by 4, comes before an even number
 _WHOLE_FROM = 384  # pixels: timm's configurations of larger images keep the whole image
-# Hidden size, depth, MLP size and heads that a name stands for, by a pattern in it; the first that it has.
+# Pattern in a name -> hidden size, depth, MLP size and heads; the first match counts.
 _SIZES: dict[str, tuple[int, int, int, int]] = {
     r"^eva02_tiny_": (192, 12, 512, 3),
     r"^eva02_small_": (384, 12, 1024, 6),
@@ -95,14 +95,14 @@ _SIZES: dict[str, tuple[int, int, int, int]] = {
     r"_7b_patch": (4096, 40, 8192, 32),
 }
 _FIELDS = ("hidden_size", "depth", "mlp_size", "num_heads", "patch_size")
-# timm's arguments -> the fields of a ViT that they decide in place of the name.
+# timm's arguments -> the ViT fields for which they override the name.
 _ARGUMENTS = {
     "embed_dim": "hidden_size",
     "depth": "depth",
     "num_heads": "num_heads",
     "patch_size": "patch_size",
 }
-# Published names by family. The first of a family takes every size as an argument.
+# Published names by family. The first one in a family accepts every size as an argument.
 _NAMES: dict[str, tuple[str, ...]] = {
     "plain": (
         *("vit_base_patch16_224", "vit_base_patch8_224", "vit_base_patch32_224", "vit_tiny_patch16_224"),
@@ -183,7 +183,7 @@ def _spell(tensors: Tensors, config: ViTConfig) -> Tensors:
     """Bring the spelling of the table to that of timm's class for `config`."""
     spelt = dict(tensors)
     if config.registers and config.prefix_rows and "pos_embed" in spelt:
-        # timm keeps no position of the class token beside registers: it is part of the token.
+        # With registers timm has no position for the class token: it is part of the token.
         row, spelt["pos_embed"] = (part.clone() for part in spelt["pos_embed"].tensor_split([1], dim=1))
         spelt["cls_token"] = spelt["cls_token"] + row
     if _family(config) in (*_EVA, _BEIT):
@@ -217,7 +217,7 @@ _TOLD += (
     r"|pre_norm|(use_)?fc_norm|\w*drop(_path)?_rate|weight_init|fix_init|(dynamic|strict)_img_size|pos_embed"
 )
 _TOLD += r"|use_(abs_pos_emb|(shared_)?rel_pos_bias)|swiglu_(mlp|align_to)|scale_mlp|head_init_scale"
-# What is used of config.json. timm uses no other keys outside the two objects.
+# The keys of config.json that are used. timm uses no others outside the two objects.
 KEYS = Known(
     {
         "an object": ("model_args", "pretrained_cfg"),
@@ -251,7 +251,7 @@ KEYS = Known(
     },
     harmless=rf"[^.]*|pretrained_cfg\.({_PRETRAINED})|model_args\.({_TOLD})",
 )  # fmt: skip
-# What timm takes where pretrained_cfg does not say.
+# timm's defaults for pretrained_cfg.
 _DEFAULTS: Json = {**IMAGENET, "interpolation": "bicubic", "crop_pct": 0.875}
 # timm's crop_mode and our eval_method; "border" pads with the mean colour, as we do.
 _METHODS = {"center": "torchvision", "squash": "square", "border": "letterbox"}
@@ -261,7 +261,7 @@ def _describe(
     row: WeightsLayout, view: View, tensors: Tensors, beside: Beside
 ) -> tuple[Config, dict[str, Any]]:
     stated = beside.config if "architecture" in beside.config else {}
-    if stated and not {"pretrained_cfg", "model_args"} & stated.keys():  # as old versions of timm wrote it
+    if stated and not {"pretrained_cfg", "model_args"} & stated.keys():  # the form of old timm versions
         stated = {**stated, "pretrained_cfg": {key: stated[key] for key in stated if key != "label_names"}}
     config = checked(CONFIG, stated, KEYS)
     name, given = config.get("architecture", ""), config.get("model_args", {})
@@ -284,7 +284,7 @@ def _describe(
     if "img_size" in args and pretrained.get("fixed_input_size"):
         shown = size
     shape = vit_shape(view, num_heads or None, size)
-    told = {} if by_offset is None else {"num_heads": by_offset.shape[-1]}  # else no tensor tells
+    told = {} if by_offset is None else {"num_heads": by_offset.shape[-1]}  # otherwise no tensor shows them
     _check_size(name, given, {key: value for key, value in shape.items() if key != "num_heads"} | told)
     shape["norm_at"] = "pooled" if "fc_norm.weight" in tensors else "tokens"
     shape["rotary"] = args.get("rotary", "none") if config else _likely_rotary(shape)
@@ -322,10 +322,7 @@ def _describe(
 
 
 def _check_size(name: str, given: Json, shape: Json) -> None:
-    """Compare what config.json says with the tensors: by the name of the architecture, or by arguments.
-
-    Raises CheckpointError.
-    """
+    """Check config.json against the tensors, by architecture name or arguments. Raises CheckpointError."""
     stated = {key: _side(key, value) for key, value in given.items() if key in _ARGUMENTS}
     check_sizes(CONFIG, stated, shape, _ARGUMENTS)
     named = _named_size(name)
@@ -351,7 +348,7 @@ def _likely_rotary(shape: Json) -> str:
 
 
 def _unlikely(shape: Json) -> Iterator[str]:
-    """Yield what timm's networks of this shape have that no tensor shows."""
+    """Yield features of timm's networks of this shape that no tensor shows."""
     if (shape["hidden_size"], shape["depth"]) == (1792, 64):
         yield _FOREIGN_NAMES[r"_rpn_|enormous"]
     plain = shape["rotary"] == "none" and shape["position_embedding"] != "relative_bias"
@@ -367,7 +364,7 @@ def _unlikely(shape: Json) -> Iterator[str]:
 
 
 def _classifier(shape: Json, pool: str | None) -> str:
-    """Return our word for timm's `global_pool`, or what is usual where nothing tells it."""
+    """Return our word for timm's `global_pool`, or the usual one if it is not recorded."""
     found = shape["classifier"]
     known = {"attention": {"map": "attention"}, "gap": {"avg": "gap"}}.get(
         found, {"token": "token", "avg": "patches"}
@@ -384,7 +381,6 @@ def _classifier(shape: Json, pool: str | None) -> str:
 
 
 def _likely(shape: Json) -> Json:
-    """Return what is assumed of a family beside what is assumed of every network."""
     whole = {"eval_resize": 1}
     squashed = {"eval_method": "square", "eval_resize": SQUASH}
     if shape["norm_pre"]:
@@ -410,7 +406,6 @@ def _side(key: str, size: int | list[int]) -> int:
 
 
 def _recorded(pretrained: Json) -> dict[str, Any]:
-    """Return what timm's pretrained_cfg records, by our names."""
     pretrained = {**(_DEFAULTS if pretrained else {}), **pretrained}
     mode, share = pretrained.get("crop_mode") or "center", pretrained.get("crop_pct")
     if mode not in _METHODS:
@@ -473,7 +468,6 @@ def _notes(config: ViTConfig, _meta: Json) -> Iterator[str]:
 
 
 def _family(config: ViTConfig) -> str:
-    """Return the row of `_NAMES` for a network."""
     gated = config.mlp == "swiglu"
     if config.position_embedding == "relative_bias":
         return _BEIT
@@ -497,7 +491,7 @@ def _family_eps(config: ViTConfig) -> float:
 
 
 def _architecture(config: ViTConfig) -> tuple[str, bool]:
-    """Return timm's name, and whether it stands for the sizes of `config` too."""
+    """Return timm's name, and whether it also determines the sizes of `config`."""
     names = _NAMES[_family(config)]
     registers = f"reg{config.registers}_" if config.registers == 4 else ""
     biases = "_qkvb" if config.qkv_bias == "qv" else ""
@@ -511,7 +505,7 @@ def _architecture(config: ViTConfig) -> tuple[str, bool]:
 
 
 def _named_size(name: str) -> dict[str, Any]:
-    """Return the fields of a ViT that the name of an architecture stands for, as far as it is known."""
+    """Return the ViT fields that an architecture's name determines, if it is known."""
     patch = re.search(r"_patch(\d+)_", name)
     sizes = next((sizes for pattern, sizes in _SIZES.items() if re.search(pattern, name)), ())
     return dict(zip(_FIELDS, (*sizes, int(patch[1])), strict=True)) if patch and sizes else {}
@@ -523,7 +517,7 @@ def _aligned(config: ViTConfig) -> bool:
 
 
 def _sizes(config: ViTConfig) -> dict[str, Any]:
-    inner = config.mlp_size * (1 + (_family(config) == "swiglu"))  # there, gate and hidden count together
+    inner = config.mlp_size * (1 + (_family(config) == "swiglu"))  # timm counts gate and hidden together
     ratio = inner / config.hidden_size
     if int(config.hidden_size * ratio) != inner:  # timm rounds down
         ratio = math.nextafter(ratio, math.inf)
@@ -538,9 +532,7 @@ def _sizes(config: ViTConfig) -> dict[str, Any]:
 
 
 def _switches(config: ViTConfig) -> dict[str, Any]:
-    """Return the arguments of timm's classes that change the maths; those of a plain network where they
-    differ from timm's defaults.
-    """
+    """Return the arguments of timm's classes that change the maths, without defaults for a plain network."""
     family, is_pooled = _family(config), config.norm_at == "pooled"
     learned, apart = config.position_embedding == "learned", config.registers or not config.position_class_row
     pool = {"token": "token", "attention": "map"}.get(config.classifier, "avg")
@@ -572,7 +564,7 @@ def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
     size = meta.get("image_size", config.image_size)
     method = meta.get("eval_method", "square")
     modes = {ours: theirs for theirs, ours in _METHODS.items()}
-    # A table of positions is of the size that is scored; other networks take any.
+    # A position table fixes the size that is scored; other networks accept any.
     built = size if config.position_embedding != "none" else config.image_size
     resize = size if method in ("square", "letterbox") else meta.get("eval_resize") or size
     share = size / resize
@@ -600,14 +592,14 @@ def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
         "model_args": _sizes(config) | {"img_size": built} | switches,
         "pretrained_cfg": pretrained,
         **({"label_names": list(meta["class_names"])} if meta.get("class_names") else {}),
-        # timm has no field for it, but the way back must not lose it.
+        # timm has no field for it, but reading it back must not lose it.
         **({} if config.norm_eps == _family_eps(config) else {"norm_eps": config.norm_eps}),
     }
     return {CONFIG: described}
 
 
-# What its network computes, timm tells by config.json and by the name of the architecture in it. Assumed are
-# its defaults for Vision Transformers, and the values of the families in `_likely`.
+# timm records a network's numerics in config.json, partly by the architecture's name. Assumed are its
+# defaults for Vision Transformers, and the values of the families in `_likely`.
 LAYOUT = WeightsLayout(
     name="timm",
     title="timm",

@@ -22,7 +22,7 @@ from vitctl.models.weights.meta import IMAGENET
 
 NORM_EPS = 1e-6
 _LAYER = "encoder.layers.encoder_layer_{i}"
-# The names of the oldest published files, and those of today.
+# Names in the oldest published files -> today's.
 _TODAY = {r"\.mlp\.linear_1\.": ".mlp.0.", r"\.mlp\.linear_2\.": ".mlp.3."}
 
 TABLE: Table = {
@@ -58,7 +58,7 @@ def _lacks(config: ViTConfig) -> tuple[tuple[object, str], ...]:
 
 
 def arguments(config: ViTConfig) -> dict[str, Any]:
-    """Return the arguments of torchvision's class; its `norm_layer` by the number in it, as `norm_eps`."""
+    """Return the arguments of torchvision's class; `norm_layer` is given by its number, as `norm_eps`."""
     return {
         "image_size": config.image_size,
         "patch_size": config.patch_size,
@@ -83,8 +83,8 @@ def _notes(config: ViTConfig, meta: Json) -> Iterator[str]:
         yield "a torchvision state dict has no place for class names and pre-processing"
 
 
-# All published files have ImageNet's mean and std. At 224 pixels there are three presets: resize 256 or 242
-# and bilinear, 224 and bicubic (SWAG); at other sizes SWAG's alone.
+# All published files use ImageNet's mean and std. At 224 pixels there are three presets: resize 256 or 242
+# and bilinear, 224 and bicubic (SWAG); at other sizes only SWAG's.
 LAYOUT = WeightsLayout(
     name="torchvision",
     title="torchvision",

@@ -1,6 +1,4 @@
-"""Weights in and out: vitctl's file (safetensors with configuration and metadata inside), and the files and
-folders of other programs.
-"""
+"""Reading and writing of weights: vitctl's files (safetensors with metadata), and other programs'."""
 
 import hashlib
 import json
@@ -62,8 +60,8 @@ LAYOUTS: tuple[WeightsLayout, ...] = (
 )
 TARGETS = ("safetensors", "google", "timm", "hf", "torchvision")
 _FILE_NAMES = {"safetensors": FILE_NAMES[0], "npz": NPZ}
-_COUNTS = ("num_labels", "num_classes")  # of the head: transformers' and timm's
-# What is used of any config.json, mostly what an export of ours records.
+_COUNTS = ("num_labels", "num_classes")  # of classes: transformers' and timm's
+# The keys of any config.json that are used, mostly those that our exports record.
 _OURS = Known(
     {
         "an object": ("vitctl", "vitctl.preprocessing"),
@@ -72,12 +70,11 @@ _OURS = Known(
         "a whole number": _COUNTS,
         "a text": ("problem_type",),
     },
-    harmless=r"[\s\S]*",  # the reader of its program knows the others
+    harmless=r"[\s\S]*",  # the program's reader checks the others
 )
-# transformers' names of what a head was trained for, and the loss that this tells. By its rule, one logit is
-# a sigmoid with either.
+# transformers' problem types -> the loss. By its rule, a single logit is a sigmoid with either.
 _LOSSES = {"multi_label_classification": "sigmoid", "single_label_classification": None}
-# What no other program records, and what ours records for those that write no config.json.
+# Keys that no other program records, and those that we record for programs without config.json.
 _OURS_ALONE = ("exif_orientation", "temperature_sha256")
 _OURS_INSTEAD = (
     "mean", "std", "eval_method", "eval_resize", "eval_share", "resample", "position_resize", "class_names",
@@ -86,37 +83,29 @@ _OURS_INSTEAD = (
 
 @dataclass(frozen=True)
 class Weights:
-    """What a weights file holds: the model it fits, tensors on the CPU, free metadata (`mean`, `class_names`
-    ...).
-    """
+    """Contents of a weights file: the model's configuration, tensors on the CPU, and metadata."""
 
     config: Config
     state: dict[str, Tensor]
     meta: dict[str, Any]
-    sha256: str = ""  # of `state`, where it is known
+    sha256: str = ""  # of `state`, if known
 
     @property
     def is_later(self) -> bool:
-        """Whether the tensors are read when they are needed."""
         return any(isinstance(tensor, Later) for tensor in self.state.values())
 
     @property
     def has_head(self) -> bool:
-        """Whether there is a trained head; released ImageNet-21k files hold one of zeros, which predicts
-        nothing.
-        """
+        """Whether there is a trained head; released ImageNet-21k files may have one of zeros."""
         return self.config.num_classes > 0 and self.meta.get("head") is None
 
     @cached_property
     def digest(self) -> str:
-        """The digest of `state`, see `weights_digest`."""
         return self.sha256 or weights_digest(self.state)
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:
-    """Return the sha256 (hex) over the names, dtypes, shapes and bytes of all tensors, in the order of their
-    names.
-    """
+    """Return the SHA-256 (hex) over names, dtypes, shapes and bytes of all tensors, ordered by name."""
     digest = hashlib.sha256()
     for name in sorted(state):
         tensor = _numbers(state[name]).detach().cpu().contiguous()
@@ -134,24 +123,23 @@ def read_weights(
     later: bool = False,
     which: str = "",
 ) -> Weights:
-    """Read weights of any layout, detecting what they are from the file itself.
+    """Read weights of any layout, detecting it from the file.
 
-    The numerics and the pre-processing of the program that made them come along, in `config` and in `meta`:
-    `mean`, `std`, `image_size`, `eval_method`, `eval_resize`, `resample`, `position_resize`, `format`, and
-    `class_names` where they are known. `meta["head"]` is "zero" where all weights of the head are 0.
+    `config` and `meta` describe the numerics and pre-processing of the program that made them: `mean`, `std`,
+    `image_size`, `eval_method`, `eval_resize`, `resample`, `position_resize`, `format`, and `class_names` if
+    known. `meta["head"]` is "zero" if all weights of the head are 0.
 
     Args:
         source: a file, a folder, an https address, `hf://organisation/name[/file]` or `gs://bucket/path`.
-        model: a name such as "H/14" for what shapes cannot tell (the number of heads); its sizes must be the
+        model: a name such as "H/14" for what shapes cannot show (the number of heads); its sizes must be the
             file's.
         num_heads: the number of heads alone, instead of a name.
         fetch: gets the file behind an https address.
-        later: each tensor is read when it is needed, see `Later`; whether they are finite is left to
-            `check_numbers`.
+        later: read tensors lazily, see `Later`, and leave the check for finite values to `check_numbers`.
         which: of another program's file with averaged and raw weights, see `one_set`.
 
     Raises CheckpointError: there is no such file, it is damaged, its tensors make no known model or are not
-    finite, or what is stored beside them makes no sense. Raises RecipeError: there is no such model.
+    finite, or what is stored with them is invalid. Raises RecipeError: there is no such model.
     """
     named = variant(model) if model else None
     path = locate(source, fetch)
@@ -159,7 +147,7 @@ def read_weights(
     ours = own_header(path)
     try:
         if ours:
-            if which and "://" in str(source):  # `choose_weights` knows the others
+            if which and "://" in str(source):  # `choose_weights` handles the others
                 raise CheckpointError(ONE_SET.format(which=which))
             weights = _of_vitctl(ours, tensors)
         else:
@@ -176,14 +164,13 @@ def read_weights(
 
 
 def foreign_network(path: Path, model: str, which: str = "") -> tuple[Config, dict[str, Any]]:
-    """Return configuration and metadata of another program's weights file; see `read_network`."""
     num_heads = getattr(variant(model), "num_heads", None) if model else None
     found = _of_another(path, num_heads, read_shapes(path), which)
     return found.config, found.meta
 
 
 def _of_vitctl(header: dict[str, Any], state: Tensors) -> Weights:
-    """Build on the header, which is compared with the tensors before anything of the claimed size is made."""
+    """Build from the header once it fits the tensors, so that a false size allocates nothing."""
     weights = Weights(from_dict(header["config"]), state, header["meta"])
     if (depth := getattr(weights.config, "depth", 0)) > len(state):
         raise CheckpointError(f"{count_text(len(state), 'tensor')} cannot make a model of depth {depth}")
@@ -231,7 +218,7 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors, which: str)
 
 
 def _recorded_loss(told: Mapping[str, Any], config: Config) -> dict[str, str]:
-    """Return the loss of the head's training, if config.json tells it. Raises CheckpointError."""
+    """Return the loss of the head's training from config.json. Raises CheckpointError."""
     problem = told.get("problem_type")
     if config.num_classes and problem not in (None, *_LOSSES):
         raise CheckpointError(
@@ -244,10 +231,7 @@ def _recorded_loss(told: Mapping[str, Any], config: Config) -> dict[str, str]:
 
 
 def _exported_temperature(ours: Mapping[str, Any], state: Tensors) -> dict[str, Any]:
-    """Return the temperature that an export recorded in config.json; empty if it is of other weights.
-
-    Since then `write_weights` divides the head by it.
-    """
+    """Return the temperature in an older export's config.json; empty if it is for other weights."""
     said = ours.get("preprocessing", {})
     if said.get("temperature") is None or any(tensor.is_meta for tensor in state.values()):
         return {}
@@ -261,7 +245,7 @@ def _numbers(tensor: Tensor) -> Tensor:
 
 
 def check_numbers(state: Mapping[str, Tensor]) -> None:
-    """Raises CheckpointError where a tensor holds NaN or an infinity, as after a training that diverged."""
+    """Raise CheckpointError if a tensor holds NaN or infinity, as after a training that diverged."""
     if odd := [name for name in sorted(state) if not holds_numbers(state[name])]:
         raise CheckpointError(
             f"{one_line(odd[0])} holds {str(state[odd[0]].dtype).removeprefix('torch.')}, should hold "
@@ -277,15 +261,13 @@ def check_numbers(state: Mapping[str, Tensor]) -> None:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """One pass without memory of the tensor's size: NaN and infinities reach the extremes, in float32, in
-    which the model computes.
-    """
+    """Check in one pass without a copy: NaN and infinities reach the extremes, in the model's float32."""
     return not tensor.numel() or all(bool(extreme.float().isfinite()) for extreme in tensor.aminmax())
 
 
 @dataclass(frozen=True)
 class WrittenWeights:
-    """The files, the weights first, and what a reader has to know."""
+    """The written files, the weights first, and notes for the reader."""
 
     files: tuple[Path, ...]
     notes: tuple[str, ...]
@@ -294,9 +276,9 @@ class WrittenWeights:
 def save_weights(
     path: Path, model_or_state: nn.Module | Mapping[str, Tensor], config: Config, meta: Mapping[str, Any]
 ) -> Path:
-    """Write vitctl's file atomically, and return its path.
+    """Write vitctl's file atomically, and return its path. `meta` is JSON-able.
 
-    `meta` is JSON-able. Equal weights, configuration and metadata give files equal byte by byte.
+    Equal weights, configuration and metadata give byte-identical files.
     """
     state = model_or_state.state_dict() if isinstance(model_or_state, nn.Module) else model_or_state
     tensors = {name: state[name].detach().cpu().contiguous() for name in sorted(state)}
@@ -306,16 +288,16 @@ def save_weights(
 
 
 def own_metadata(config: Config, meta: Mapping[str, Any]) -> dict[str, str]:
-    """Return what vitctl's file says in its header.
+    """Return the header metadata of vitctl's file.
 
-    One key, because safetensors stores several in no fixed order, and equal weights must give equal files.
+    A single key, because safetensors does not keep the order, and equal weights must give equal files.
     """
     header = {"format": FORMAT, "config": to_dict(config), "meta": dict(meta)}
     return {OWN_KEY: json.dumps(header, sort_keys=True, allow_nan=False)}
 
 
 def tempered(weights: Weights) -> Weights:
-    """Return weights whose head is divided by their temperature, for programs that know of none."""
+    """Return weights with the head divided by their temperature, for programs without temperatures."""
     temperature = weights.meta.get("temperature") or 1.0
     head = {
         name: (tensor.double() / temperature).to(tensor.dtype)
@@ -330,13 +312,13 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
     """Write `weights` for another program, each file atomically.
 
     Args:
-        weights: of any model; their numbers are moved, never changed, but for a head with a temperature.
+        weights: of any model; numbers never change, except in a head with a temperature.
         path: a file that ends as the layout does (.npz for google, else .safetensors), or a folder, which is
             made and also receives the program's JSON files. `hf` is always a folder.
         to: one of `TARGETS`; "safetensors" is vitctl's file.
 
     Returns the files, and notes such as the arguments that the other program needs to compute the same.
-    Raises CheckpointError in one line when the layout cannot hold the model.
+    Raises CheckpointError in one line if the layout cannot hold the model.
     """
     path = Path(path)
     if to not in TARGETS:
@@ -389,7 +371,7 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
 
 
 def program_files(row: WeightsLayout, weights: Weights) -> dict[str, dict[str, Any]]:
-    """Return the JSON files that a program reads beside weights, with what makes answers of their logits."""
+    """Return the JSON files that a program reads with weights, including how it turns logits into answers."""
     files = row.sidecars(weights.config, weights.meta)
     if weights.config.num_classes and CONFIG in files:
         is_sigmoid = activation_of(weights.meta, weights.config.num_classes) == "sigmoid"
@@ -398,14 +380,13 @@ def program_files(row: WeightsLayout, weights: Weights) -> dict[str, dict[str, A
 
 
 def _row(to: str, config: Config) -> WeightsLayout:
-    """Return the layout of a program that can hold the model, else that which lacks least."""
+    """Return the layout of a program that can hold the model, or the one that lacks least."""
     rows = [row for row in LAYOUTS if row.name.split("-")[0] == to]
     of_family = [row for row in rows if row.of is type(config)] or rows
     return min(of_family, key=lambda row: len(row.misfits(config)))
 
 
 def _target(path: Path, container: str) -> Path:
-    """Return the file to write, after making its folder."""
     file = path if path.suffix == f".{container}" else path / _FILE_NAMES[container]
     file.parent.mkdir(parents=True, exist_ok=True)
     return file
