@@ -81,6 +81,7 @@ _ADDED: dict[str, Any] = {
     "data.randaugment_probability": 0.5,
     "data.randaugment_std": 0.0,
     "data.randaugment_increasing": False,
+    "data.auto_augment": "",
     "data.crop_scale": (0.08, 1.0),
     "data.crop_ratio": (3 / 4, 4 / 3),
     "schedule.warmup_epochs": 0.0,

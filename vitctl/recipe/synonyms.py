@@ -45,9 +45,9 @@ _EMA = "0.9998 for 20,000 steps or more; averaging.debias leaves the first weigh
 _HEAD_DROPOUT = "timm's is before the head alone; dropout is in every block"
 _SIGMOID = "summed over the classes: if theirs is a mean, multiply optimizer.eps and clip_norm by the classes"
 _FROM_DATA = "the data say how many; data.classes chooses among them"
-_RAND = (
-    "rand-m9-mstd0.5-inc1 is 2 layers, magnitude 9, std 0.5, increasing, with data.randaugment_rules = "
-    "'timm'; no original, v0 or augmix"
+_RAND = "timm's rand-m9-mstd0.5-inc1, original and v0 as they are, without -mmax and -t; no augmix"
+_PIXELS = (
+    "torchvision's and ultralytics' randaugment and autoaugment, with grey instead of black beside the image"
 )
 _SIDES = "with data.eval_method = 'torchvision'"
 
@@ -157,12 +157,11 @@ SYNONYMS = {
     "mixup_mode": Synonym("", "one share for each image, drawn by batch"),
     "mixup_off_epoch": Synonym("", "the whole run is mixed"),
     "cutmix_minmax": Synonym(""),
-    "aa": Synonym("data.randaugment_layers, data.randaugment_magnitude", _RAND),
-    "auto_augment": Synonym(
-        "data.randaugment_layers, data.randaugment_magnitude", "ultralytics' randaugment is 2 and 9"
-    ),
-    "randaugment": Synonym("data.randaugment_layers, data.randaugment_magnitude", _RAND),
-    "trivial_augment": Synonym("", "data.randaugment_layers = 1 is near"),
+    "aa": Synonym("data.auto_augment", _RAND, same=True),
+    "auto_augment": Synonym("data.auto_augment", _PIXELS, same=True),
+    "randaugment": Synonym("data.auto_augment=randaugment", "2 operations of magnitude 9; timm's is rand-m9"),
+    "autoaugment": Synonym("data.auto_augment", "imagenet, cifar10 or svhn; timm's is original"),
+    "trivial_augment": Synonym("data.auto_augment=trivial"),
     "augmix": Synonym(""),
     "threeaugment": Synonym("data.augment3=true", "DeiT III also jitters: data.color_jitter = [0.3]"),
     "aug_splits": Synonym(""),
