@@ -70,7 +70,12 @@ def adam(groups: Groups, chosen: Section) -> Optimizer:
 def momentum_sgd(groups: Groups, chosen: Section) -> Optimizer:
     """Return torch's SGD with momentum buffers: torch leaves them undefined if the first step is skipped."""
     optimizer = ShardableSGD(
-        groups, lr=0.0, momentum=chosen.momentum, weight_decay=chosen.weight_decay, fused=True
+        groups,
+        lr=0.0,
+        momentum=chosen.momentum,
+        weight_decay=chosen.weight_decay,
+        nesterov=chosen.nesterov,
+        fused=True,
     )
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -174,7 +179,7 @@ class ShardableSGD(_Eager, SGD):
                 momentum=group["momentum"],
                 lr=group["lr"],
                 dampening=0.0,
-                nesterov=False,
+                nesterov=group["nesterov"],
                 maximize=False,
             )
 
@@ -191,18 +196,20 @@ def clip_gradients(
     parameters: Iterable[nn.Parameter],
     max_norm: float,
     *,
+    max_value: float = 0.0,
     scale: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Scale all gradients by `scale`, and then by min(1, max_norm / norm), without the small constant that
-    torch adds to the norm.
+    torch adds to the norm; or cut each number to -max_value..max_value.
 
     If the norm is not finite, gradients are not clipped, so that one can find the cause. Nothing waits for a
     GPU.
 
     Args:
         parameters: with gradients; where they are sharded, all processes take part.
-        max_norm: bound of the global norm; 0 only measures.
+        max_norm: bound of the global norm; 0: none.
+        max_value: bound of each number; 0: none.
         scale: a scalar on their device; None: 1.
         dtype: that squares are added in; None: that of the gradients.
 
@@ -222,6 +229,8 @@ def clip_gradients(
     # To know that the factor is 1 is free on a CPU, and would wait for a GPU.
     if factor.device.type != "cpu" or float(factor) != 1:
         torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
+    for gradient in gradients if max_value else ():
+        local(gradient).clamp_(-max_value, max_value)
     return norm, each
 
 

@@ -354,6 +354,19 @@ class TrainImages(Place):
         ge=0,
         le=1,
     )
+    erasing_mode: Literal["pixel", "rand", "const"] = knob(
+        "pixel",
+        "random_erasing fills with normal noise for each pixel; rand: one colour of it for a rectangle; "
+        "const: the mean colour, which is 0 after normalisation",
+        source="timm's --remode; const: torchvision, ultralytics",
+    )
+    erasing_count: int = knob(
+        1,
+        "random_erasing: most rectangles of an image, their number drawn from 1; they share the area",
+        source="timm's --recount",
+        ge=1,
+        le=1000,
+    )
     repeats: int = knob(
         1,
         "repeated augmentation: each image comes so many times in a global batch, augmented otherwise; an "
@@ -372,6 +385,15 @@ class TrainImages(Place):
         "CutMix: patch images with Beta(alpha, alpha) of the area; 0: off. With MixUp, each batch gets "
         "one of them",
         ge=0,
+    )
+    mixup_probability: float = knob(
+        1.0, "probability that a batch is blended, by MixUp or CutMix", source="timm: 1", gt=0, le=1
+    )
+    cutmix_share: float = knob(
+        0.5, "with MixUp and CutMix: share of CutMix among blended batches", source="timm: 0.5", gt=0, lt=1
+    )
+    mixup_off_epoch: float = knob(
+        0.0, "no MixUp or CutMix after so many epochs; 0: never off", unit="epochs", source="timm", ge=0
     )
     eval_method: EvalMethod = knob(
         "square",
@@ -442,6 +464,22 @@ class TrainImages(Place):
                 self.randaugment_rules != "timm" and self._sets(*_TIMMS),
                 f"{self._sets(*_TIMMS)} belongs to randaugment_rules = 'timm'; set "
                 f"data.randaugment_rules = 'timm', or leave it out",
+            ),
+            (
+                not self.random_erasing and self._sets("erasing_mode", "erasing_count"),
+                f"{self._sets('erasing_mode', 'erasing_count')} does nothing without random_erasing; set "
+                f"data.random_erasing, e.g. to 0.25, or leave it out",
+            ),
+            (
+                not (self.mixup_alpha or self.cutmix_alpha)
+                and self._sets("mixup_probability", "mixup_off_epoch"),
+                f"{self._sets('mixup_probability', 'mixup_off_epoch')} does nothing without MixUp or CutMix; "
+                f"set data.mixup_alpha, or leave it out",
+            ),
+            (
+                not (self.mixup_alpha and self.cutmix_alpha) and self._sets("cutmix_share"),
+                "cutmix_share does nothing without both; set data.mixup_alpha and data.cutmix_alpha, or "
+                "leave it out",
             ),
             (
                 self.crop != "random_resized" and self._sets("crop_scale", "crop_ratio"),

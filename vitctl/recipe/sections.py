@@ -381,8 +381,8 @@ OPTIMIZERS = {
         ),
         OptimizerRow(
             name="sgd",
-            what="plain momentum",
-            knobs=("momentum",),
+            what="with momentum",
+            knobs=("momentum", "nesterov"),
             slots=1,
             builder=f"{_OPTIMIZER}:momentum_sgd",
         ),
@@ -433,11 +433,23 @@ class Optimizer(Section):
         source="authors' code (flax); timm",
         gt=0,
     )
-    momentum: float = knob(0.9, "sgd: momentum, not Nesterov", source="Section 4.1", ge=0, lt=1)
+    momentum: float = knob(0.9, "sgd: momentum", source="Section 4.1", ge=0, lt=1)
+    nesterov: bool = knob(
+        False,
+        "sgd: Nesterov momentum, the step is gradient + momentum * buffer; timm's sgd is that, its momentum "
+        "is not",
+        source="torch.optim.SGD; timm",
+    )
     clip_norm: float = knob(
         0.0,
         "gradients are scaled down to this global norm; 0: off; if not set, 1 for lamb",
         source="Tables 3, 4; timm",
+        ge=0,
+    )
+    clip_value: float = knob(
+        0.0,
+        "each number of the gradient is cut to this, on either side of 0; 0: off",
+        source="torch's clip_grad_value_; timm's --clip-mode value",
         ge=0,
     )
 
@@ -462,6 +474,15 @@ class Optimizer(Section):
             (
                 self.decay_on != "all" and not self.weight_decay,
                 "decay_on does nothing without optimizer.weight_decay; set it, or leave it out",
+            ),
+            (
+                self.nesterov and not self.momentum,
+                "nesterov does nothing without optimizer.momentum; set it, or leave it out",
+            ),
+            (
+                self.clip_value and self.clip_norm,
+                f"clip_value = {self.clip_value:g} and clip_norm = {self.clip_norm:g} both clip gradients; "
+                f"set optimizer.clip_norm = 0, or leave clip_value out",
             ),
         )
 

@@ -115,11 +115,14 @@ SYNONYMS = {
     "grad_accum_steps": Synonym("machine.micro_batch", _PASS),
     "accum_iter": Synonym("machine.micro_batch", _PASS),
     # Optimizer
-    "opt": Synonym("optimizer.name", "adam (also AdamW), sgd without Nesterov, or lamb"),
+    "opt": Synonym(
+        "optimizer.name",
+        "adam (also AdamW), sgd or lamb; timm's sgd has optimizer.nesterov = true, its momentum not",
+    ),
     "optim": Synonym("optimizer.name", "adam (also AdamW), sgd or lamb"),
     "optimizer": Synonym("optimizer.name", "adam (also AdamW), sgd or lamb"),
     "adamw": Synonym("optimizer.name=adam"),
-    "nesterov": Synonym("", "sgd has plain momentum"),
+    "nesterov": Synonym("optimizer.nesterov"),
     "opt_eps": Synonym("optimizer.eps"),
     "adam_epsilon": Synonym("optimizer.eps"),
     "opt_betas": Synonym("optimizer.beta1, optimizer.beta2", "one each"),
@@ -130,11 +133,16 @@ SYNONYMS = {
     "weight_decay": Synonym("optimizer.weight_decay", _DECAYED, same=True),
     "wd": Synonym("optimizer.weight_decay", _DECAYED, same=True),
     "no_weight_decay": Synonym("optimizer.decay_on=matrices"),
-    "clip_grad": Synonym("optimizer.clip_norm"),
+    "clip_grad": Synonym(
+        "optimizer.clip_norm", "with --clip-mode value it is optimizer.clip_value", same=True
+    ),
     "grad_clip": Synonym("optimizer.clip_norm"),
     "max_grad_norm": Synonym("optimizer.clip_norm"),
     "gradient_clip_val": Synonym("optimizer.clip_norm"),
-    "clip_mode": Synonym("", "gradients are clipped by their norm: optimizer.clip_norm"),
+    "clip_mode": Synonym(
+        "optimizer.clip_norm, optimizer.clip_value", "norm is clip_norm, value is clip_value; there is no agc"
+    ),
+    "clip_value": Synonym("optimizer.clip_value", "and optimizer.clip_norm = 0", same=True),
     "layer_decay": Synonym("optimizer.layer_decay", _NUMBERING, same=True),
     "llrd": Synonym("optimizer.layer_decay"),
     "head_lr": Synonym("optimizer.head_lr_multiplier", "rate of the head / rate of the rest"),
@@ -152,10 +160,10 @@ SYNONYMS = {
     # Augmentation
     "mixup": Synonym("data.mixup_alpha"),
     "cutmix": Synonym("data.cutmix_alpha"),
-    "mixup_prob": Synonym("", "every batch is mixed"),
-    "mixup_switch_prob": Synonym("", "with both, half of the batches each"),
+    "mixup_prob": Synonym("data.mixup_probability"),
+    "mixup_switch_prob": Synonym("data.cutmix_share"),
     "mixup_mode": Synonym("", "one share for each image, drawn by batch"),
-    "mixup_off_epoch": Synonym("", "the whole run is mixed"),
+    "mixup_off_epoch": Synonym("data.mixup_off_epoch"),
     "cutmix_minmax": Synonym(""),
     "aa": Synonym("data.auto_augment", _RAND, same=True),
     "auto_augment": Synonym("data.auto_augment", _PIXELS, same=True),
@@ -177,9 +185,9 @@ SYNONYMS = {
     "grayscale_prob": Synonym("", "data.augment3 has it"),
     "gaussian_blur_prob": Synonym("", "data.augment3 has it"),
     "reprob": Synonym("data.random_erasing"),
-    "erasing": Synonym("data.random_erasing", "filled with noise, not with zeros", same=True),
-    "remode": Synonym("", "noise for each pixel: data.random_erasing"),
-    "recount": Synonym("", "one rectangle: data.random_erasing"),
+    "erasing": Synonym("data.random_erasing", "ultralytics': with data.erasing_mode = 'const'", same=True),
+    "remode": Synonym("data.erasing_mode"),
+    "recount": Synonym("data.erasing_count"),
     "scale": Synonym(
         "data.crop_scale", "[smallest, largest] share of the area, with data.crop = 'random_resized'"
     ),
