@@ -260,7 +260,7 @@ class RunLog:
         """Log the score of the images that the training does not see."""
         found = self._compare(step, accuracy=score.accuracy)
         self.journal.write("evaluate", step=step, **score.numbers, **found, seconds=seconds)
-        self._track(step, seconds, {"accuracy": score.accuracy, score.metric: score.deciding})
+        self._track(step, seconds, {"accuracy": score.accuracy, score.metric: score.number})
 
     def write_fewshot(self, step: int, scores: Mapping[int, Sequence[float]], seconds: float) -> None:
         """Log few-shot accuracies by number of shots and seed."""

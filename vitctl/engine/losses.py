@@ -108,6 +108,23 @@ def classification_loss(
 
     Paper: Section 3.1, Table 3; sigmoid in pre-training as in the authors' code.
     """
+    each = classification_losses(
+        logits, labels, name=name, label_smoothing=label_smoothing, smoothing=smoothing
+    )
+    if class_weights is not None:
+        weights = weights * class_weights[labels]
+    return (each * weights.to(each.dtype)).sum()
+
+
+def classification_losses(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    name: str,
+    label_smoothing: float = 0.0,
+    smoothing: Smoothing = "spread",
+) -> Tensor:
+    """Return the loss of each image, `[B]`; see `classification_loss`."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     num_classes = logits.shape[-1]
     if labels.ndim == 1:
@@ -124,12 +141,8 @@ def classification_loss(
     elif label_smoothing:
         targets = targets * (1 - label_smoothing) + label_smoothing / num_classes
     if name == "sigmoid":
-        each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=-1)
-    else:
-        each = -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
-    if class_weights is not None:
-        weights = weights * class_weights[labels]
-    return (each * weights.to(each.dtype)).sum()
+        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=-1)
+    return -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
 
 
 def multi_hot(labels: Tensor, num_classes: int) -> Tensor:

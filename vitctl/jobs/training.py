@@ -428,7 +428,8 @@ def train(
     score = None
     if images.scored is not None:
         look = ImagePass(run, recipe, images.pre_processing, images.colours, whole_batches=lanes)
-        score = partial(look.through, evaluate_model, "scoring", source=images.scored)
+        loss = recipe.loss.name if recipe.evaluation.metric == "loss" else ""
+        score = partial(look.through, evaluate_model, "scoring", source=images.scored, loss=loss)
     with (
         exact(runtime, recipe.schedule.threads) if lanes else nullcontext(),
         compile_errors(run.stop.check) if recipe.machine.compile else nullcontext(),

@@ -199,12 +199,13 @@ def _train(context: SuiteContext, recipe: Vtab, data: TaskData, folder: Path, im
     digest of the scored weights.
     """
     runtime, weights = context.run.runtime, context.found.weights
+    rates: Mapping[str, Any] = context.rates
     model, _, _ = transferred_model(
         weights,
         recipe.weights,
         num_classes=data.task.num_classes,
         image_size=context.image_size,
-        **context.rates,
+        **rates,
         seed=recipe.seed,
         dtype=runtime.dtype,
         keeps_head=False,

@@ -68,6 +68,8 @@ _ADDED: dict[str, Any] = {
     "evaluation.fit_temperature": False,
     "evaluation.thresholds": "",
     "finetune.head": "zero",
+    "finetune.head_std": 0.02,
+    "finetune.fresh_norm": False,
     "finetune.head_l2": 1024.0,
     "finetune.head_images": 50_000,
     "lora.rank": 0,

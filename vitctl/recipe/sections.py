@@ -868,11 +868,13 @@ class Evaluation(Scoring):
         "a checkpoint at every score)",
         source="4.3",
     )
-    metric: Literal["accuracy", "mean_per_class", "f1"] = knob(
+    metric: Literal["accuracy", "mean_per_class", "f1", "loss"] = knob(
         "accuracy",
         "number on data.eval_split that chooses the best checkpoint and learning rate, and sums up the run: "
         "accuracy; mean_per_class: mean of the accuracies of the classes with images; f1: mean of the F1 "
-        "scores of the classes that occur as labels or predictions, as scikit-learn's macro average",
+        "scores of the classes that occur as labels or predictions, as scikit-learn's macro average; loss: "
+        "least mean of loss.name over the images, without label smoothing and class weights",
+        source="loss: Hugging Face's eval_loss, timm's validation loss",
     )
     patience: int = knob(
         0,

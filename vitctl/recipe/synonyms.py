@@ -235,9 +235,10 @@ SYNONYMS = {
     "weights_path": Synonym("--from"),
     "finetune": Synonym("--from"),
     "gp": Synonym("weights.classifier", "token, patches or token_patches"),
-    "global_pool": Synonym("weights.classifier=patches", "the stored norm is before the mean"),
+    "global_pool": Synonym("weights.classifier=patches", "MAE's has a new norm: finetune.fresh_norm = true"),
     "cls_token": Synonym("weights.classifier=token"),
-    "head_init_scale": Synonym("finetune.head", "new heads start at zero"),
+    "head_init_scale": Synonym("finetune.head_std", "timm's 0.02 times it, with finetune.head = 'random'"),
+    "fc_norm": Synonym("finetune.fresh_norm=true", "with weights.classifier = 'patches'"),
     "reuse_class_head": Synonym("finetune.head=as_stored"),
     "num_classes": Synonym("", _FROM_DATA),
     "nb_classes": Synonym("", _FROM_DATA),
@@ -284,8 +285,10 @@ SYNONYMS = {
     "max_train_samples": Synonym("data.subset_images"),
     "fraction": Synonym("data.subset_fraction"),
     # Scores, checkpoints, logs
-    "eval_metric": Synonym("evaluation.metric", "accuracy (top-1), mean_per_class or f1"),
-    "metric_for_best_model": Synonym("evaluation.metric", "accuracy, mean_per_class or f1; not the loss"),
+    "eval_metric": Synonym("evaluation.metric", "accuracy (top-1), mean_per_class, f1 or loss"),
+    "metric_for_best_model": Synonym(
+        "evaluation.metric", "loss is eval_loss; accuracy, mean_per_class or f1"
+    ),
     "load_best_model_at_end": Synonym(
         "evaluation.select_best=true, checkpoint.keep_best=1",
         "and one number for evaluation.every_steps and checkpoint.every_steps",
