@@ -18,9 +18,13 @@ from vitctl.recipe.sections import FinetuneLoss
 SEED, PROBABILITY = 5, 0.6
 
 
-@pytest.mark.parametrize("size", [16, 33])
-def test_erased__is_timms_with_the_same_draws(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rectangle and noise: timm's own code, its random numbers taken from the generator of each image."""
+@pytest.mark.parametrize(
+    ("size", "mode", "count"), [(16, "pixel", 1), (33, "pixel", 3), (33, "rand", 2), (33, "const", 1)]
+)
+def test_erased__is_timms_with_the_same_draws(
+    size: int, mode: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rectangle and fill: timm's own code, its random numbers taken from the generator of each image."""
     images = torch.rand(40, 3, size, size)
     positions = torch.arange(1000, 1040)
     theirs, changed = images.clone(), 0
@@ -32,12 +36,15 @@ def test_erased__is_timms_with_the_same_draws(size: int, monkeypatch: pytest.Mon
             randint=lambda low, high, rng=rng: rng.integers(low, high + 1),
         )
         monkeypatch.setattr(timms, "random", chance)
-        noise: Any = lambda _pixel, _colour, shape, rng=rng, **_: torch.from_numpy(  # noqa: E731
-            rng.standard_normal(shape, dtype=np.float32)
-        )
-        monkeypatch.setattr(timms, "_get_pixels", noise)
-        timms.RandomErasing(PROBABILITY, max_area=1 / 3, mode="pixel", device="cpu")(image)
-    ours = erased(images.clone(), positions, probability=PROBABILITY, seed=SEED)
+
+        def fill(pixel: bool, colour: bool, shape: Any, rng: Any = rng, **_: Any) -> torch.Tensor:
+            shape = shape if pixel else (3, 1, 1)
+            drawn = rng.standard_normal(shape, dtype=np.float32) if pixel or colour else np.zeros(shape)
+            return torch.from_numpy(drawn)
+
+        monkeypatch.setattr(timms, "_get_pixels", fill)
+        timms.RandomErasing(PROBABILITY, max_area=1 / 3, mode=mode, max_count=count, device="cpu")(image)
+    ours = erased(images.clone(), positions, probability=PROBABILITY, seed=SEED, mode=mode, count=count)
     assert torch.equal(ours, theirs)
     changed = int((ours != images).any(dim=(1, 2, 3)).sum())
     assert 15 <= changed <= 33

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from tests.engine.conftest import NUM_CLASSES, Tiny, batch, rows
 from tests.fake_card import FakeCard, card_runtime
@@ -45,6 +46,37 @@ def test_evaluate__a_batch_of_padding_alone_counts_nothing(runtime: Runtime) -> 
     nothing = padded(rows(batch(8), slice(0, 0)), 4)
     evaluate = partial(evaluate_model, runtime, Tiny(), num_images=8, normalise=scaled, stop=StopFlag())
     assert evaluate([batch(8), nothing]) == evaluate([batch(8)])
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid"])
+def test_evaluate__the_loss_is_torchs_mean_whatever_the_batches(runtime: Runtime, name: str) -> None:
+    model, whole = Tiny(), batch(23)
+    run = partial(evaluate_model, runtime, model, num_images=23, normalise=scaled, stop=StopFlag(), loss=name)
+    parts = [
+        padded(rows(whole, slice(20, 23)), 7),
+        *(rows(whole, slice(at, at + 4)) for at in range(0, 20, 4)),
+    ]
+    scores = [replace(run(some), metric="loss") for some in ([whole], parts)]
+    logits = model(scaled(whole.images)).detach()
+    if name == "softmax":
+        expected = cross_entropy(logits, whole.labels)
+    else:
+        truth = one_hot(whole.labels, NUM_CLASSES).double()
+        expected = binary_cross_entropy_with_logits(logits, truth) * NUM_CLASSES
+    assert scores[0].means == scores[1].means and scores[0].number == -scores[0].deciding
+    assert scores[0].number == pytest.approx(float(expected), abs=2**-24)
+    assert Score.of(scores[0].numbers).means == scores[0].means
+    by_step = dict(enumerate([scores[0], replace(scores[0], means={"loss": 9.0}), scores[0]]))
+    assert Score.since_best(by_step) == 2
+
+
+def test_evaluate__a_loss_that_is_not_finite_is_no_score(runtime: Runtime) -> None:
+    model = Tiny()
+    torch.nn.init.constant_(next(model.parameters()), torch.nan)
+    with pytest.raises(DataError, match="NaN or infinite"):
+        evaluate_model(
+            runtime, model, [batch(8)], num_images=8, normalise=scaled, stop=StopFlag(), loss="softmax"
+        )
 
 
 @pytest.mark.parametrize("num_images", [7, 9])

@@ -1,17 +1,22 @@
 """Blended batches against torchvision's MixUp and CutMix, and against any split of the batch."""
 
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.data import mixup
+from timm.data.mixup import Mixup
 from torch import Tensor
 from torchvision.transforms import v2
 
 from tests.engine.conftest import NUM_CLASSES, Tiny, batch, rows
 from vitctl.data.loader.batches import Batch
+from vitctl.engine import losses
 from vitctl.engine.losses import Blend, Mixing, blended, classification, classify, classify_mixed, draw_blend
 from vitctl.recipe.sections import Loss
 
@@ -127,7 +132,30 @@ def test_draw_blend__follows_from_seed_and_step_alone() -> None:
     assert len(set(drawn)) > 390
     assert drawn != [draw_blend(BOTH, seed=SEED + 1, step=step, image_size=32) for step in range(400)]
     assert 150 < sum(blend.box is None for blend in drawn) < 250
-    assert not set(Mixing().__dict__.values()) - {0.0} and not Mixing().is_on
+    assert not Mixing().is_on
+
+
+@pytest.mark.parametrize(("probability", "share"), [(0.6, 0.5), (1.0, 0.3), (0.4, 0.8)])
+def test_draw_blend__probability_and_share_are_timms_for_the_same_draws(
+    probability: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixing = replace(BOTH, probability=probability, cutmix_share=share, until=150)
+    theirs = Mixup(0.4, 0.7, prob=probability, switch_prob=share)
+    found = {"": 0, "mixup": 0, "cutmix": 0}
+    for step in range(160):
+        rng = np.random.default_rng((SEED, step, 0, losses._MIXING_STREAM))
+        own = SimpleNamespace(beta=rng.beta)
+        own.rand = lambda draws=iter([1e-9] if probability == 1 else []), rng=rng: (
+            next(draws, None) or rng.random()
+        )
+        monkeypatch.setattr(mixup, "np", SimpleNamespace(random=own))
+        theirs.mixup_enabled = step < 150
+        lam, cut = theirs._params_per_batch()
+        blend = draw_blend(mixing, seed=SEED, step=step, image_size=32)
+        assert (blend.box is not None) == cut and (cut or blend.own == lam)
+        found["cutmix" if cut else "mixup" if lam < 1 else ""] += 1
+    assert min(found["mixup"], found["cutmix"]) > 3 and (found[""] == 10) == (probability == 1)
+    assert loss(batch(SIZE), 200, mixing) == pytest.approx(loss(batch(SIZE), 0, replace(BOTH, until=0)))
 
 
 def test_draw_blend__mixups_share_is_beta_distributed() -> None:

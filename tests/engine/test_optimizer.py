@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from timm.optim import create_optimizer_v2
 from torch import nn
 
 from vitctl.engine.optimizer import (
@@ -94,6 +95,22 @@ def test_sgd__momentum_without_nesterov_and_decay_inside_the_momentum(weight_dec
         np.testing.assert_allclose(got[k], expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize(("opt", "nesterov"), [("sgd", True), ("momentum", False)])
+def test_sgd__is_timms_of_either_name_bit_for_bit(opt: str, nesterov: bool) -> None:
+    ours, theirs = Toy(), Toy()
+    chosen = Optimizer(name="sgd", lr=1.0, weight_decay=0.1, nesterov=nesterov)
+    pair = [
+        (ours, build_optimizer(ours, chosen)),
+        (theirs, create_optimizer_v2(theirs.parameters(), opt, lr=1.0, weight_decay=0.1, momentum=0.9)),
+    ]
+    for lr, grads in zip(LRS, gradients(), strict=True):
+        for model, optimizer in pair:
+            _step(model, optimizer, lr, grads)
+        np.testing.assert_allclose(ours.kernel.detach(), theirs.kernel.detach(), rtol=1e-15, atol=0)
+    with pytest.raises(ValueError, match="nesterov does nothing"):
+        Optimizer(name="sgd", lr=1.0, momentum=0.0, nesterov=True)
+
+
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_take_step__skips_updates_that_are_not_finite(name: str, dtype: torch.dtype) -> None:
@@ -134,6 +151,20 @@ def test_clip__is_exactly_min_of_1_and_bound_over_norm(bound: float) -> None:
     for key, p in model.named_parameters():
         assert p.grad is not None
         np.testing.assert_allclose(p.grad.numpy(), grads[key] * factor, rtol=1e-14)
+
+
+def test_clip__by_value_is_torchs_and_the_norm_is_of_before() -> None:
+    """After the scale that makes the gradient that of the mean; what is not finite stays so."""
+    ours, theirs = Toy(), Toy()
+    for key, grad in gradients()[0].items():
+        getattr(ours, key).grad, getattr(theirs, key).grad = torch.tensor(grad), torch.tensor(grad) * 1.5
+    norm, _ = clip_gradients(ours.parameters(), 0.0, max_value=0.3, scale=torch.tensor(1.5))
+    assert norm == pytest.approx(torch.nn.utils.get_total_norm([p.grad for p in theirs.parameters()]).item())
+    torch.nn.utils.clip_grad_value_(theirs.parameters(), 0.3)
+    for one, two in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad) and one.grad.abs().max() == 0.3
+    with pytest.raises(ValueError, match="both clip"):
+        Optimizer(name="sgd", lr=1.0, clip_norm=1.0, clip_value=0.5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -220,3 +220,22 @@ def test_fewshot__refuses_an_image_that_cannot_be_decoded(job: Job, tiny_data: P
     with pytest.raises(VitctlError, match=r"damaged/train/\S+") as error:
         job("finetune", **FEWSHOT, **{"data.path": str(damaged), "data.max_bad_fraction": 0.5})
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_random__is_normal_drawn_by_the_seed_and_best_by_loss_is_kept(job: Job, tmp_path: Path) -> None:
+    """With MAE's deviation and its new norm, which are trained on; the score that decides is the loss."""
+    keys = {"finetune.head": "random", "finetune.head_std": 2e-5, "finetune.fresh_norm": True}
+    scored = {"evaluation.every_steps": 1, "evaluation.select_best": True, "evaluation.metric": "loss"}
+    kept = {"checkpoint.every_steps": 1, "checkpoint.keep_best": 1, "checkpoint.keep_last": 9}
+    split = {"data.train_split": "train[:80%]", "data.eval_split": "train[80%:]"}
+    result = job(
+        "finetune", **keys, **scored, **kept, **split, **{"weights.classifier": "patches", "seed": 3}
+    )
+    begun = started_with(tmp_path / "run")
+    drawn = np.random.default_rng((3, heads._HEAD_STREAM)).normal(0, 2e-5, begun["head.weight"].shape)
+    np.testing.assert_array_equal(begun["head.weight"].numpy(), drawn.astype(np.float32))
+    assert not begun["head.bias"].any() and (begun["norm.weight"] == 1).all()
+    losses = {one["step"]: one["loss"] for one in records(tmp_path / "run", "evaluate")}
+    chosen = result["provenance"]["weights_step"]
+    assert len(losses) > 1 and losses[chosen] == min(losses.values()) == result["metrics"]["loss"]
+    assert result["provenance"]["head"] == "random"

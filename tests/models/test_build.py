@@ -7,10 +7,10 @@ import torch
 
 from tests.matrix import few
 from tests.models.tiny_models import OF_EACH_KIND, TINY
-from vitctl.errors import CheckpointError
+from vitctl.errors import CheckpointError, RecipeError
 from vitctl.models.build import Model, build, draw_parts, resize_axis, resize_position_embedding, transfer
 from vitctl.models.positions import grid_table
-from vitctl.models.variants import Config, ViTConfig
+from vitctl.models.variants import Config, ViTConfig, variant, with_fresh_norm
 
 MakeModel = Callable[..., Model]
 
@@ -188,3 +188,22 @@ def test_draw_parts__together_are_the_weights_of_build(name: str, count: int) ->
     assert len(digests) == 1
     assert all(torch.equal(torch.cat(drawn[key]), tensor) for key, tensor in whole.items())
     assert draw_parts(TINY[name], 4, {key: (tensor, 0) for key, tensor in whole.items()}) not in digests
+
+
+def test_transfer__a_fresh_norm_is_behind_the_mean_as_maes() -> None:
+    """The stored norm goes, and the mean of what the last block gives is normalised without weights."""
+    stored = replace(variant("Ti/4", image_size=16, num_classes=0), depth=2, classifier="patches")
+    pretrained, config = build(stored, seed=1), with_fresh_norm(stored)
+    with torch.no_grad():
+        pretrained.norm.weight.uniform_(0.5, 2.0)
+        pretrained.norm.bias.normal_()
+    model, blocks = build(replace(config, num_classes=3), seed=2).eval(), []
+    transfer(model, config, pretrained.state_dict(), fresh_norm=True)
+    model.blocks[-1].register_forward_hook(lambda _module, _inputs, tokens: blocks.append(tokens))
+    found = model.features(torch.rand(4, 3, 16, 16))
+    mean = blocks[0][:, 1:].mean(dim=1)
+    assert torch.equal(found, torch.nn.functional.layer_norm(mean, mean.shape[1:], eps=stored.norm_eps))
+    assert torch.equal(model.blocks[1].mlp.fc1.weight, pretrained.blocks[1].mlp.fc1.weight)
+    assert torch.equal(model.norm.weight, torch.ones(stored.hidden_size))
+    with pytest.raises(RecipeError, match="needs the mean of the patches"):
+        with_fresh_norm(replace(stored, classifier="token"))

@@ -299,6 +299,7 @@ def assembled(
         lr=learning_rate(recipe, steps, len(images.train)),
         batch_size=s.batch_size,
         clip_norm=recipe.optimizer.clip_norm,
+        clip_value=recipe.optimizer.clip_value,
         norm_dtype=torch.float64 if lanes else None,
         changing=state.changing,
     )

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -15,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
+from vitctl.engine.losses import classification_losses
 from vitctl.engine.metrics import (
     MEANS,
     METRICS,
@@ -25,7 +27,7 @@ from vitctl.engine.metrics import (
     label_sets,
 )
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.runtime import Computation, Runtime, Transfer, given, stop_together
+from vitctl.engine.runtime import Computation, Runtime, Transfer, given, sent, stop_together
 from vitctl.engine.sharding import is_sharded
 from vitctl.errors import DataError
 from vitctl.models.build import Model
@@ -42,7 +44,7 @@ NOT_FINITE = "the model's logits are NaN or infinite, so that its predictions me
 class Score:
     """Top-1 accuracy as integers, so that it is the same for any number of processes.
 
-    `means` holds the computed metrics of `MEANS`; `metric` names the deciding one.
+    `means` are those of `MEANS` that were counted, and the loss. `metric` names the number that decides.
     """
 
     correct: int
@@ -56,7 +58,7 @@ class Score:
         return Score(
             int(numbers["correct"]),
             int(numbers["total"]),
-            {name: numbers[name] for name in MEANS if numbers.get(name) is not None},
+            {name: numbers[name] for name in (*MEANS, "loss") if numbers.get(name) is not None},
             str(numbers.get("metric", "accuracy")),
         )
 
@@ -71,7 +73,7 @@ class Score:
                     if (
                         0 <= score.correct <= score.total > 0
                         and score.metric in METRICS
-                        and score.deciding >= 0
+                        and score.number >= 0
                     ):
                         scores[int(record["step"])] = score
         metric = scores[max(scores)].metric if scores else ""  # a resume may have changed it
@@ -89,9 +91,16 @@ class Score:
         return own | ({} if self.metric == "accuracy" else {"metric": self.metric})
 
     @property
-    def deciding(self) -> float:
-        """The number that evaluation.metric chooses, 0..1; 0 if an earlier release did not compute it."""
+    def number(self) -> float:
+        """The number that evaluation.metric chooses, 0..1 or the loss; 0 where an earlier release did not
+        count it.
+        """
         return self.accuracy if self.metric == "accuracy" else float(self.means.get(self.metric, 0.0))
+
+    @property
+    def deciding(self) -> float:
+        """`number` so that more is better: the loss with a minus."""
+        return -float(self.means.get("loss", math.inf)) if self.metric == "loss" else self.number
 
     @property
     def accuracy(self) -> float:
@@ -106,6 +115,7 @@ def evaluate_model(
     num_images: int,
     normalise: Callable[[Tensor], Tensor],
     stop: StopFlag,
+    loss: str = "",
 ) -> Score:
     """Compute top-1 accuracy over a split.
 
@@ -118,15 +128,19 @@ def evaluate_model(
         num_images: size of the split, which the count over all processes must equal.
         normalise: uint8 images to the model's input on its device.
         stop: checked between batches.
+        loss: also compute the mean of this loss, without label smoothing and class weights, see
+            `classification_losses`; the order of the images does not change its sum.
 
     Raises:
-        Stopped: any process received a signal.
-        DataError: not every image was counted once, or a required label is missing.
+        Stopped: a signal came to any process.
+        DataError: not every image was counted once, an image lacks a label that it must have, or a loss is
+            not finite.
     """
     model.eval()
     answers: list[Tensor] = []  # on the device, synchronised once at the end
     labels: list[Tensor] = []
     is_image: list[Tensor] = []
+    losses: list[Tensor] = []
     num_classes = 0
     with (
         torch.no_grad(),
@@ -139,6 +153,10 @@ def evaluate_model(
             labels.append(batch.labels)
             is_image.append(batch.weights > 0)
             num_classes = logits.shape[-1]
+            if loss:
+                known = sent(batch.labels, logits.device)
+                known = known.clamp(min=0) if known.ndim == 1 else known  # of padded rows, left out below
+                losses.append(classification_losses(logits.double(), known, name=loss))
     counted = torch.cat(is_image).numpy()
     best, of_images = torch.cat(answers).cpu().numpy()[counted], torch.cat(labels).numpy()[counted]
     hits, may_lack_labels = count_hits(best, of_images), of_images.ndim == 2
@@ -156,7 +174,20 @@ def evaluate_model(
         for name, mean in MEANS.items()
         if not (mean.single_labels and may_lack_labels)
     }
+    if loss:
+        means["loss"] = _exact_mean(runtime, torch.cat(losses).cpu().numpy()[counted], num_images)
     return Score(correct, total, means)
+
+
+def _exact_mean(runtime: Runtime, values: np.ndarray, count: int) -> float:
+    """Return the mean over all processes, of numbers rounded to 2^-24: integers add up in any order."""
+    finite = np.isfinite(values)
+    whole = np.rint(values[finite] * 2**24).astype(np.int64)
+    parts = (whole >> 30).sum(), (whole & (2**30 - 1)).sum(), np.count_nonzero(~finite)
+    high, low, odd = runtime.sum([float(part) for part in parts])
+    if odd:
+        raise DataError(NOT_FINITE, fix="train with a lower optimizer.lr, or another evaluation.metric")
+    return (int(high) * 2**30 + int(low)) / 2**24 / count
 
 
 def _packed(runtime: Runtime, model: nn.Module) -> AbstractContextManager[None]:

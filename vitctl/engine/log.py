@@ -234,7 +234,7 @@ class RunLog:
     def write_score(self, step: int, score: Score, seconds: float) -> None:
         found = self._compare(step, accuracy=score.accuracy)
         self.journal.write("evaluate", step=step, **score.numbers, **found, seconds=seconds)
-        self._track(step, seconds, {"accuracy": score.accuracy, score.metric: score.deciding})
+        self._track(step, seconds, {"accuracy": score.accuracy, score.metric: score.number})
 
     def write_fewshot(self, step: int, scores: Mapping[int, Sequence[float]], seconds: float) -> None:
         means = {shots: sum(values) / len(values) for shots, values in scores.items()}

@@ -102,6 +102,23 @@ def classification_loss(
 
     Paper: Section 3.1, Table 3; sigmoid in pre-training as in the authors' code.
     """
+    each = classification_losses(
+        logits, labels, name=name, label_smoothing=label_smoothing, smoothing=smoothing
+    )
+    if class_weights is not None:
+        weights = weights * class_weights[labels]
+    return (each * weights.to(each.dtype)).sum()
+
+
+def classification_losses(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    name: str,
+    label_smoothing: float = 0.0,
+    smoothing: Smoothing = "spread",
+) -> Tensor:
+    """Return the loss of each image, `[B]`; see `classification_loss`."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     num_classes = logits.shape[-1]
     if labels.ndim == 1:
@@ -118,12 +135,8 @@ def classification_loss(
     elif label_smoothing:
         targets = targets * (1 - label_smoothing) + label_smoothing / num_classes
     if name == "sigmoid":
-        each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=-1)
-    else:
-        each = -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
-    if class_weights is not None:
-        weights = weights * class_weights[labels]
-    return (each * weights.to(each.dtype)).sum()
+        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=-1)
+    return -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
 
 
 def multi_hot(labels: Tensor, num_classes: int) -> Tensor:
@@ -134,17 +147,28 @@ def multi_hot(labels: Tensor, num_classes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Mixing:
-    """Settings of MixUp and CutMix; with both on, each global batch gets one of them with equal probability.
+    """Settings of MixUp and CutMix; with both on, each global batch gets one of them.
 
-    An image's share (of the area in CutMix) is drawn from Beta(alpha, alpha); alpha 0 is off.
-    `random_erasing` is the probability of erasing a rectangle of each image first, see `erased`.
+    Args:
+        mixup_alpha: MixUp's share of an image is drawn from Beta(alpha, alpha); 0 switches it off.
+        cutmix_alpha: CutMix's share of the area likewise; 0 switches it off.
+        random_erasing: probability of erasing rectangles of each image before, see `erased`.
+        erasing_mode, erasing_count: see `erased`.
+        probability: that a batch is blended.
+        cutmix_share: with both on, of CutMix among blended batches.
+        until: blends the batches of so many steps; None: all.
 
-    Source: MixUp (arXiv 1710.09412), CutMix (arXiv 1905.04899)
+    Source: MixUp (arXiv 1710.09412), CutMix (arXiv 1905.04899); timm
     """
 
     mixup_alpha: float = 0.0
     cutmix_alpha: float = 0.0
     random_erasing: float = 0.0
+    erasing_mode: str = "pixel"
+    erasing_count: int = 1
+    probability: float = 1.0
+    cutmix_share: float = 0.5
+    until: int | None = None
 
     @property
     def is_on(self) -> bool:
@@ -165,7 +189,15 @@ class Blend:
 def draw_blend(mixing: Mixing, *, seed: int, step: int, image_size: int) -> Blend:
     """Return the blend of the batch after `step` finished steps, the same on every process."""
     rng = np.random.default_rng((seed, step, 0, _MIXING_STREAM))
-    cut = rng.random() < 0.5 if mixing.mixup_alpha and mixing.cutmix_alpha else mixing.cutmix_alpha > 0
+    if mixing.until is not None and step >= mixing.until:
+        return Blend(1.0)
+    if mixing.probability < 1 and rng.random() >= mixing.probability:
+        return Blend(1.0)
+    cut = (
+        rng.random() < mixing.cutmix_share
+        if mixing.mixup_alpha and mixing.cutmix_alpha
+        else mixing.cutmix_alpha > 0
+    )
     alpha = mixing.cutmix_alpha if cut else mixing.mixup_alpha
     own = float(rng.beta(alpha, alpha))
     if not cut:
@@ -226,7 +258,15 @@ def classification(
     objective = partial(classify_mixed, mixing=mixing, seed=seed) if mixing.is_on else classify
     if mixing.random_erasing:
         objective = partial(
-            classify_erased, objective=objective, probability=mixing.random_erasing, erasing_seed=seed
+            classify_erased,
+            objective=objective,
+            erase=partial(
+                erased,
+                probability=mixing.random_erasing,
+                seed=seed,
+                mode=mixing.erasing_mode,
+                count=mixing.erasing_count,
+            ),
         )
     return partial(
         objective,
@@ -237,10 +277,13 @@ def classification(
     )
 
 
-def draw_rectangle(size: int, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
-    """Draw top, left, height, width: 2 to 33 % of the area, aspect log-uniform in 0.3 to 1 / 0.3, or None."""
+def draw_rectangle(size: int, rng: np.random.Generator, count: int = 1) -> tuple[int, int, int, int] | None:
+    """Draw top, left, height and width of 2 to 33 % of a square of `size` pixels, divided by `count`, of
+    aspect ratio 0.3 to 1 / 0.3, uniform in its logarithm, smaller than the square in both directions. None
+    after ten failures.
+    """
     for _ in range(_ATTEMPTS):
-        area, aspect = rng.uniform(*_AREAS) * size * size, math.exp(rng.uniform(*_LOG_ASPECTS))
+        area, aspect = rng.uniform(*_AREAS) * size * size / count, math.exp(rng.uniform(*_LOG_ASPECTS))
         height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if height < size and width < size:
             top, left = rng.integers(size - height + 1), rng.integers(size - width + 1)
@@ -248,20 +291,32 @@ def draw_rectangle(size: int, rng: np.random.Generator) -> tuple[int, int, int, 
     return None
 
 
-def erased(images: Tensor, positions: Tensor, *, probability: float, seed: int) -> Tensor:
-    """Fill a rectangle of some images `[B, 3, S, S]`, in place, with noise by (seed, position).
+def erased(
+    images: Tensor, positions: Tensor, *, probability: float, seed: int, mode: str = "pixel", count: int = 1
+) -> Tensor:
+    """Fill rectangles of some images, in place: a function of (seed, position of the image), the same on
+    every device.
 
-    `positions` are int64 `[B]`, in the order of the samples; `probability` is that of erasing an image.
+    Args:
+        images: normalised, `[B, 3, S, S]`.
+        positions: int64 `[B]`, in the order of the samples.
+        probability: of erasing, for each image.
+        seed: of the training.
+        mode: "pixel": normal noise; "rand": a colour of it for each rectangle; "const": zeros.
+        count: most rectangles of an image.
 
-    Source: Random Erasing (arXiv 1708.04896), as timm's mode "pixel", which DeiT and MAE use
+    Source: Random Erasing (arXiv 1708.04896), as timm's modes; DeiT and MAE use "pixel"
     """
     for row, position in enumerate(positions.tolist()):
         rng = np.random.default_rng((seed, position, 0, _ERASING_STREAM))
-        box = draw_rectangle(images.shape[-1], rng) if rng.random() < probability else None
-        if box:
-            top, left, height, width = box
-            noise = torch.from_numpy(rng.standard_normal((3, height, width), dtype=np.float32))
-            images[row, :, top : top + height, left : left + width] = sent(noise, images.device)
+        drawn = 0 if rng.random() >= probability else 1 if count == 1 else int(rng.integers(1, count + 1))
+        for _ in range(drawn):
+            if box := draw_rectangle(images.shape[-1], rng, drawn):
+                top, left, height, width = box
+                shape = (3, height, width) if mode == "pixel" else (3, 1, 1)
+                make = np.zeros if mode == "const" else rng.standard_normal
+                fill = torch.from_numpy(make(shape, dtype=np.float32))
+                images[row, :, top : top + height, left : left + width] = sent(fill, images.device)
     return images
 
 
@@ -272,19 +327,15 @@ def classify_erased(
     *,
     normalise: Callable[[Tensor], Tensor],
     objective: Callable[..., Tensor],
-    probability: float,
-    erasing_seed: int,
+    erase: Callable[[Tensor, Tensor], Tensor],
     **more: Any,
 ) -> Tensor:
     """Return the loss of another objective, with images and mixing partners erased first."""
     own, before = given(batch), batch.neighbour
 
-    def ready(images: Tensor, positions: Tensor) -> Tensor:
-        return erased(normalise(images), positions, probability=probability, seed=erasing_seed)
-
     if before is not None and own.neighbour is not None:
-        before = replace(own.neighbour, images=ready(own.neighbour.images, before.positions))
-    own = replace(own, images=ready(own.images, batch.positions), neighbour=before)
+        before = replace(own.neighbour, images=erase(normalise(own.neighbour.images), before.positions))
+    own = replace(own, images=erase(normalise(own.images), batch.positions), neighbour=before)
     return objective(model, own, step, normalise=_as_is, **more)
 
 

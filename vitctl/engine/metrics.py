@@ -287,11 +287,17 @@ MEANS = {
     "mean_per_class": Metric("mean accuracy per class", mean_per_class),
     "f1": Metric("macro F1", macro_f1, single_labels=True),
 }
-METRICS = {"accuracy": "accuracy"} | {name: metric.words for name, metric in MEANS.items()}  # -> English name
-# For images with several labels: from scores [N, K], and labels and predictions, bool [N, K].
+METRICS = {"accuracy": "accuracy"} | {name: metric.words for name, metric in MEANS.items()}  # in words
+METRICS["loss"] = "loss"  # the only one of which less is better
+# Of images with several labels each: scores [N, K], labels and predictions, bool [N, K].
 OF_LABEL_SETS = {
     "map": Metric("mean average precision", _mean_precision),
     "micro_f1": Metric("micro F1", _micro_f1),
     "f1": Metric("macro F1", _macro_f1),
     "subset_accuracy": Metric("all classes right", _subset_accuracy),
 }
+
+
+def metric_text(metric: str, value: float) -> str:
+    """Write a number of `METRICS`: a share in percent, the loss as it is."""
+    return f"{value:.4f}" if metric == "loss" else f"{value:.2%}"

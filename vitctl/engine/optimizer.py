@@ -68,7 +68,12 @@ def adam(groups: Groups, chosen: Section) -> Optimizer:
 def momentum_sgd(groups: Groups, chosen: Section) -> Optimizer:
     """Return torch's SGD with momentum buffers, which torch leaves undefined if the first step is skipped."""
     optimizer = ShardableSGD(
-        groups, lr=0.0, momentum=chosen.momentum, weight_decay=chosen.weight_decay, fused=True
+        groups,
+        lr=0.0,
+        momentum=chosen.momentum,
+        weight_decay=chosen.weight_decay,
+        nesterov=chosen.nesterov,
+        fused=True,
     )
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -163,7 +168,7 @@ class ShardableSGD(_Eager, SGD):
                 momentum=group["momentum"],
                 lr=group["lr"],
                 dampening=0.0,
-                nesterov=False,
+                nesterov=group["nesterov"],
                 maximize=False,
             )
 
@@ -178,16 +183,20 @@ def clip_gradients(
     parameters: Iterable[nn.Parameter],
     max_norm: float,
     *,
+    max_value: float = 0.0,
     scale: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Scale all gradients by `scale`, then by min(1, max_norm / norm), without torch's small constant.
+    """Scale all gradients by `scale`, and then by min(1, max_norm / norm), without the small constant that
+    torch adds to the norm; or cut each number to -max_value..max_value.
 
     If the norm is not finite, gradients are not clipped, to keep the cause visible. No device
     synchronisation; if parameters are sharded, all processes call this.
 
     Args:
-        max_norm: bound of the global norm; 0 only measures.
+        parameters: with gradients; where they are sharded, all processes take part.
+        max_norm: bound of the global norm; 0: none.
+        max_value: bound of each number; 0: none.
         scale: a scalar on their device; None: 1.
         dtype: for adding squares; None: that of the gradients.
 
@@ -206,6 +215,8 @@ def clip_gradients(
     # Reading the factor is free on a CPU; on a GPU it would synchronise.
     if factor.device.type != "cpu" or float(factor) != 1:
         torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
+    for gradient in gradients if max_value else ():
+        local(gradient).clamp_(-max_value, max_value)
     return norm, each
 
 

@@ -50,7 +50,7 @@ class TrainStep:
         L    = sum of the losses of this process's images / B       forward, loss
         g    = sum of dL/dw over all processes                      backward; all-reduce or lanes
         g   <- g * B / R                                            the gradient of the mean
-        g   <- g * min(1, clip_norm / |g|)                          clip
+        g   <- g * min(1, clip_norm / |g|), or cut at clip_value    clip
         w   <- optimizer(w, g, lr(step))                            optimizer
         ema <- decay * ema + (1 - decay) * w                        average
 
@@ -64,8 +64,9 @@ class TrainStep:
         gradients: sums the gradients of all micro-batches and processes.
         lr: finished steps -> learning rate of the next update.
         clip_norm: bound of the global gradient norm; 0: off.
-        norm_dtype: for adding the squares of the global norm; None: that of the gradient.
-        changing: returns a context in which weights, optimizer and average change.
+        clip_value: bound of each number of the gradient; 0: off.
+        norm_dtype: that the squares of the global norm are added in; None: that of the gradient.
+        changing: gives the block in which weights, optimizer and average change.
     """
 
     runtime: Runtime
@@ -78,6 +79,7 @@ class TrainStep:
     lr: Callable[[int], float]
     batch_size: int
     clip_norm: float
+    clip_value: float = 0.0
     norm_dtype: torch.dtype | None = None
     lost: Tensor | None = field(default=None, init=False)  # batches of an outage so far, on the device
     changing: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -97,7 +99,9 @@ class TrainStep:
         sums = sums._replace(num_lost=self.lost)
         to_mean = torch.where(sums.num_images > 0, self.batch_size / sums.num_images, 1.0)
         parameters = list(self.network.parameters())
-        norm, each = clip_gradients(parameters, self.clip_norm, scale=to_mean, dtype=self.norm_dtype)
+        norm, each = clip_gradients(
+            parameters, self.clip_norm, max_value=self.clip_value, scale=to_mean, dtype=self.norm_dtype
+        )
         is_finite = sums.loss.isfinite() & norm.isfinite() & (sums.num_lost == 0)
         lr = self.lr(step)
         with self.changing():

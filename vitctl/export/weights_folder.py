@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from vitctl import __version__
-from vitctl.engine.metrics import METRICS, interval_text, wilson
+from vitctl.engine.metrics import METRICS, interval_text, metric_text, wilson
 from vitctl.errors import CheckpointError
 from vitctl.export.export import ExportRequest, Written
 from vitctl.export.graph import Raw
@@ -147,7 +147,9 @@ def _score_rows(request: ExportRequest, result: dict[str, Any]) -> Iterator[str]
         counts = f"{numbers['accuracy']:.2%} | {numbers['correct']:,} | {numbers['total']:,}"
         yield f"| {name.replace('|', '/')} | {counts} | `{digest.replace('|', '/')}` | {interval} |"
     for name, numbers, _ in rows:
-        means = [f"{text} {numbers[key]:.2%}" for key, text in METRICS.items() if numbers.get(key)][1:]
+        means = [
+            f"{text} {metric_text(key, numbers[key])}" for key, text in METRICS.items() if numbers.get(key)
+        ][1:]
         if means:
             yield from ("", f"{name}: {', '.join(means)}.")
 

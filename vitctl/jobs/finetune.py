@@ -29,7 +29,7 @@ from vitctl.jobs.inputs.data import (
 from vitctl.jobs.inputs.weights import FoundWeights, checked_by_one, transferred_model, weights_of
 from vitctl.jobs.lr_sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.start_head import head_used, start_head
+from vitctl.jobs.start_head import draw_head, head_used, start_head
 from vitctl.jobs.teacher import load_teacher, teacher_used
 from vitctl.jobs.training import (
     Act,
@@ -87,7 +87,7 @@ def finetune(
 
     Paper: Section 3.2, Appendix B.1.1, Table 4; Table 2 (three runs)
     """
-    in_parts = recipe.machine.divides_model and recipe.finetune.head != "fewshot"
+    in_parts = recipe.machine.divides_model and recipe.finetune.head not in ("fewshot", "random")
     found = weights_of(recipe, later=in_parts)
     data = at_size(recipe.data, found.weights.config.image_size)
     inputs = inputs or open_inputs(recipe, run_dir)
@@ -124,7 +124,7 @@ def finetune(
         result = replace(result, metrics=over_seeds(repeated) | beside)
     if not tried:
         return result
-    table = {f"{one.value:g}": one.score.deciding for one in tried}
+    table = {f"{one.value:g}": one.score.number for one in tried}
     splits = {
         "train_split": recipe.sweep.train_split,
         "split": recipe.sweep.eval_split,
@@ -182,7 +182,7 @@ def _sweep(recipe: Finetune, start: _Start, run: RunContext, images: tuple[Sourc
 
     must_match = _score_identity(recipe, start, *images)
     tried = run_trials(recipe.sweep.lrs, attempt, run.folder, run.runtime, knob="lr", must_match=must_match)
-    table = {f"{one.value:g}": one.score.deciding for one in tried}
+    table = {f"{one.value:g}": one.score.number for one in tried}
     run.journal.write("sweep", step=0, split=recipe.sweep.eval_split, accuracies=table, lr=best(tried).value)
     return tried
 
@@ -223,7 +223,7 @@ def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
 def _deciding(scores: Sequence[Score]) -> dict[str, Any]:
     """Return the mean of evaluation.metric and its name, if it is not accuracy."""
     metric = scores[0].metric
-    mean = statistics.fmean(score.deciding for score in scores)
+    mean = statistics.fmean(score.number for score in scores)
     return {} if metric == "accuracy" else {metric: mean, "metric": metric}
 
 
@@ -263,7 +263,10 @@ def _train(
         seed=recipe.seed,
         dtype=run.runtime.dtype,
         keeps_head=recipe.finetune.head == "as_stored",
+        fresh_norm=recipe.finetune.fresh_norm,
     )
+    if recipe.finetune.head == "random":
+        draw_head(model, recipe.finetune.head_std, recipe.seed)
     freeze(model, frozen_places(recipe, model.config))
     adapted = _adapted(model, recipe, found)
     counts = [sum(p.numel() for p in some) for some in (trainable(model).values(), model.parameters())]

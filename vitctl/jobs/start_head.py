@@ -1,8 +1,11 @@
-"""The classification layer that fine-tuning starts from, solved in closed form on the training images."""
+"""The classification layer that fine-tuning starts from: drawn, or solved in closed form on the training
+images.
+"""
 
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 
 from vitctl.data.source.views import random_subset
@@ -17,7 +20,8 @@ from vitctl.jobs.training import ImagePass
 from vitctl.models.build import Model
 from vitctl.recipe.schema import Finetune
 
-_MOST_SCORES = 2**24  # images times classes that the scale is fitted on
+_HEAD_STREAM = 0x68656164  # separates these random draws from others of the seed
+_MOST_SCORES = 2**24  # that the scale is fitted on: images times classes
 
 
 def start_head(recipe: Finetune, run: RunContext, model: Model, images: Images) -> None:
@@ -72,6 +76,14 @@ def start_head(recipe: Finetune, run: RunContext, model: Model, images: Images) 
     with torch.no_grad():
         model.head.weight.copy_(solved[:, :-1])
         model.head.bias.copy_(solved[:, -1])
+
+
+def draw_head(model: Model, std: float, seed: int) -> None:
+    """Draw the weights of the head in place, the same on every device. Source: timm, MAE"""
+    assert model.head is not None
+    drawn = np.random.default_rng((seed, _HEAD_STREAM)).normal(0.0, std, model.head.weight.shape).astype("f4")
+    with torch.no_grad():
+        model.head.weight.copy_(torch.from_numpy(drawn))
 
 
 def head_used(recipe: Finetune, run: RunContext) -> dict[str, Any]:

@@ -373,7 +373,17 @@ def images_of(
     `colours` are `mean` and `std` of the weights; a letterbox is filled with the mean.
     """
     order = None if data.synthetic else training_order(data, train_on, seed, schedule)
-    mixing, mean = Mixing(data.mixup_alpha, data.cutmix_alpha, data.random_erasing), colours["mean"]
+    off, mean = data.mixup_off_epoch, colours["mean"]
+    mixing = Mixing(
+        data.mixup_alpha,
+        data.cutmix_alpha,
+        data.random_erasing,
+        data.erasing_mode,
+        data.erasing_count,
+        data.mixup_probability,
+        data.cutmix_share,
+        until=int(len(train_on) * off // schedule.batch_size) if off else None,
+    )
     transforms = train_transform(data, mean), eval_transform(data, mean)
     return Images(train_on, transforms[0], score_on, transforms[1], colours, order, mixing)
 
@@ -397,7 +407,8 @@ def train(
     score = None
     if images.scored is not None:
         look = ImagePass(run, recipe, images.pre_processing, images.colours, whole_batches=lanes)
-        score = partial(look.through, evaluate_model, "scoring", source=images.scored)
+        loss = recipe.loss.name if recipe.evaluation.metric == "loss" else ""
+        score = partial(look.through, evaluate_model, "scoring", source=images.scored, loss=loss)
     with (
         exact(runtime, recipe.schedule.threads) if lanes else nullcontext(),
         compile_errors(run.stop.check) if recipe.machine.compile else nullcontext(),

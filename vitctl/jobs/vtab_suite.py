@@ -191,12 +191,13 @@ def _fine_tuned(
 def _train(context: SuiteContext, recipe: Vtab, data: TaskData, folder: Path, images: Images) -> Scored:
     """Return the score after the last step, and on the main process the digest of the scored weights."""
     runtime, weights = context.run.runtime, context.found.weights
+    rates: Mapping[str, Any] = context.rates
     model, _, _ = transferred_model(
         weights,
         recipe.weights,
         num_classes=data.task.num_classes,
         image_size=context.image_size,
-        **context.rates,
+        **rates,
         seed=recipe.seed,
         dtype=runtime.dtype,
         keeps_head=False,

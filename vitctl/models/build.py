@@ -161,12 +161,15 @@ def transferred(
     *,
     method: str = "zoom",
     keeps_head: bool = False,
+    fresh_norm: bool = False,
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return a trained body for fine-tuning under the fresh head of `model`, and log lines about it.
 
     The source's head and pre-logits are dropped, unless `keeps_head`: it then has the same classes and no
-    pre-logits. Positions are resized if the grids differ. A masked patch model gives its body to a plain one.
-    Raises CheckpointError if bodies differ, or weights are missing, unexpected or of the wrong shape. Paper:
+    pre-logits. With `fresh_norm` its last norm goes too. Its positions are resized when the grids
+    differ. A masked
+    patch model gives its body to a plain one. Returns also lines for the log, saying what was done. Raises
+    CheckpointError when bodies differ, or weights are missing, unexpected or of the wrong shape. Paper:
     Section 3.2, Appendix B.1.1
     """
     target = model.config
@@ -178,13 +181,14 @@ def transferred(
         if name not in _FREE_IN_TRANSFER and getattr(source_config, name) != getattr(target, name)
     ]
     refuse("the weights belong to another model", {"configuration": differing})
-    body = {name: tensor for name, tensor in source_state.items() if not _in_head(name)}
+    dropped = ("head.", "pre_logits.", "mask_embedding", *(("norm.",) if fresh_norm else ()))
+    body = {name: tensor for name, tensor in source_state.items() if not name.startswith(dropped)}
     body, lines = resized(model, source_config, body, method)
     said = "stored head kept" if keeps_head else _head_line(source_state, target)
     lines = [f"body: {count_text(len(body), 'tensor')} loaded", *lines, said]
-    fresh = {name: tensor for name, tensor in model.state_dict().items() if _in_head(name)}
+    fresh = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(dropped)}
     if keeps_head:
-        body |= {name: tensor for name, tensor in source_state.items() if _in_head(name)}
+        body |= {name: tensor for name, tensor in source_state.items() if name.startswith(dropped)}
     check_state(fresh | body, model.state_dict())
     return body, lines
 
@@ -194,10 +198,6 @@ def transfer(model: Model, config: Config, state: Mapping[str, Tensor], **how: A
     body, lines = transferred(model, config, state, **how)
     model.load_state_dict(body, strict=False)  # the head is `model`'s
     return lines
-
-
-def _in_head(name: str) -> bool:
-    return name.startswith(("head.", "pre_logits.", "mask_embedding"))
 
 
 def _resized_grid(

@@ -598,6 +598,19 @@ def with_classifier(config: Config, classifier: str) -> Config:
     return replace(config, **changes)
 
 
+def with_fresh_norm(config: Config) -> Config:
+    """Return the same body whose norm is behind the mean of its patches. Raises RecipeError where there is
+    no such mean.
+    """
+    if not isinstance(config, ViTConfig) or config.classifier not in ("gap", "patches"):
+        has = f"that of these weights is {getattr(config, 'classifier', 'of a ResNet')!r}"
+        raise RecipeError(
+            f"finetune.fresh_norm = true needs the mean of the patches before the head, and {has}",
+            fix="set weights.classifier = 'patches', or leave fresh_norm out",
+        )
+    return replace(config, norm_at="pooled")
+
+
 def with_blocks(config: Config, blocks: Iterable[int]) -> Config:
     """Return the headless body that joins the last blocks' class tokens and the mean of the patches.
 

@@ -1,7 +1,7 @@
 """The [data] tables of a recipe: the source of images, and their pre-processing."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -23,6 +23,10 @@ EVAL_METHOD = (
 OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480
 _MAX_PATTERN = 1000
 _TIMMS = "randaugment_probability", "randaugment_std", "randaugment_increasing"
+_POLICIES = "imagenet", "cifar10", "svhn", "trivial", "original", "v0"
+# As other programs call them: ultralytics, and torchvision's reference script.
+_OTHER_NAMES = {"autoaugment": "imagenet", "ta_wide": "trivial", "none": ""}
+_OF_RAND = {"m": "magnitude", "n": "layers", "p": "probability", "mstd": "std", "inc": "increasing"}
 Orientation = Literal["auto", "apply", "ignore"]
 Truncated = Literal["refuse", "pad"]
 IMAGE_SIZE = "side of the square that the model sees; 0: as stored with the weights"
@@ -33,6 +37,15 @@ EVAL_RESAMPLE = (
     "evaluation: as resample, or area, TensorFlow's: the mean of the pixels under each new one, or lanczos, "
     "box, hamming or nearest, as in Pillow"
 )
+
+
+def _augmented(name: str) -> str:
+    if name and name not in _POLICIES:
+        raise ValueError(
+            f"{name!r} should be {', '.join(_POLICIES[:4])} (torchvision's), {' or '.join(_POLICIES[4:])} "
+            f"(timm's), or as timm's rand-mM-nN-pP-mstdS-incI; for 3a set data.augment3 = true"
+        )
+    return name
 
 
 def _resized_to(size: int) -> int:
@@ -306,6 +319,13 @@ class TrainImages(Place):
         "in AutoAugment. MAE: true",
         source="timm",
     )
+    auto_augment: Annotated[str, AfterValidator(_augmented)] = knob(
+        "",
+        "a policy instead of RandAugment: torchvision's AutoAugment of imagenet, cifar10 or svhn, or its "
+        "TrivialAugmentWide, trivial; timm's original or v0. RandAugment as other programs write it, such as "
+        "timm's rand-m9-mstd0.5-inc1 or torchvision's randaugment, sets the keys of RandAugment",
+        source="arXiv 1805.09501, 2103.10158; torchvision; timm",
+    )
     vertical_flip: bool = knob(
         False,
         "flip upside down with probability one half, for images without an up",
@@ -314,7 +334,8 @@ class TrainImages(Place):
     augment3: bool = knob(
         False,
         "3-Augment: each training image is made grey, solarized or blurred. The order of all: crop, flips, "
-        "RandAugment, 3-Augment, color_jitter, normalisation, random_erasing, MixUp or CutMix",
+        "RandAugment or auto_augment, 3-Augment, color_jitter, normalisation, random_erasing, MixUp or "
+        "CutMix",
         source="DeiT III; not in the paper",
     )
     color_jitter: Jitter = knob(
@@ -330,6 +351,19 @@ class TrainImages(Place):
         source="arXiv 1708.04896; timm's mode pixel",
         ge=0,
         le=1,
+    )
+    erasing_mode: Literal["pixel", "rand", "const"] = knob(
+        "pixel",
+        "random_erasing fills with normal noise for each pixel; rand: one colour of it for a rectangle; "
+        "const: the mean colour, which is 0 after normalisation",
+        source="timm's --remode; const: torchvision, ultralytics",
+    )
+    erasing_count: int = knob(
+        1,
+        "random_erasing: most rectangles of an image, their number drawn from 1; they share the area",
+        source="timm's --recount",
+        ge=1,
+        le=1000,
     )
     repeats: int = knob(
         1,
@@ -349,6 +383,15 @@ class TrainImages(Place):
         "CutMix: patch images with Beta(alpha, alpha) of the area; 0: off. With MixUp, each batch gets "
         "one of them",
         ge=0,
+    )
+    mixup_probability: float = knob(
+        1.0, "probability that a batch is blended, by MixUp or CutMix", source="timm: 1", gt=0, le=1
+    )
+    cutmix_share: float = knob(
+        0.5, "with MixUp and CutMix: share of CutMix among blended batches", source="timm: 0.5", gt=0, lt=1
+    )
+    mixup_off_epoch: float = knob(
+        0.0, "no MixUp or CutMix after so many epochs; 0: never off", unit="epochs", source="timm", ge=0
     )
     eval_method: EvalMethod = knob(
         "square",
@@ -396,6 +439,11 @@ class TrainImages(Place):
                 "synthetic images cannot be mixed; set data.synthetic = 0, or leave data.mixture out",
             ),
             (
+                self.auto_augment and self.randaugment_layers,
+                f"auto_augment = '{self.auto_augment}' goes instead of randaugment_layers = "
+                f"{self.randaugment_layers}; set data.randaugment_layers = 0, or data.auto_augment = ''",
+            ),
+            (
                 not self.randaugment_layers and self.randaugment_magnitude != 9,
                 f"randaugment_magnitude = {self.randaugment_magnitude} does nothing without layers; "
                 f"set data.randaugment_layers, e.g. to 2, or leave it out",
@@ -414,6 +462,22 @@ class TrainImages(Place):
                 self.randaugment_rules != "timm" and self._sets(*_TIMMS),
                 f"{self._sets(*_TIMMS)} belongs to randaugment_rules = 'timm'; set "
                 f"data.randaugment_rules = 'timm', or leave it out",
+            ),
+            (
+                not self.random_erasing and self._sets("erasing_mode", "erasing_count"),
+                f"{self._sets('erasing_mode', 'erasing_count')} does nothing without random_erasing; set "
+                f"data.random_erasing, e.g. to 0.25, or leave it out",
+            ),
+            (
+                not (self.mixup_alpha or self.cutmix_alpha)
+                and self._sets("mixup_probability", "mixup_off_epoch"),
+                f"{self._sets('mixup_probability', 'mixup_off_epoch')} does nothing without MixUp or CutMix; "
+                f"set data.mixup_alpha, or leave it out",
+            ),
+            (
+                not (self.mixup_alpha and self.cutmix_alpha) and self._sets("cutmix_share"),
+                "cutmix_share does nothing without both; set data.mixup_alpha and data.cutmix_alpha, or "
+                "leave it out",
             ),
             (
                 self.crop != "random_resized" and self._sets("crop_scale", "crop_ratio"),
@@ -448,6 +512,32 @@ class TrainImages(Place):
         )
         check_letterbox(self.eval_method, self.image_size, self.eval_resize, unset="0")
         return self
+
+
+def augment_keys(given: Any, below: Any) -> dict[str, Any]:
+    """Return the keys of [data] that a value of auto_augment sets, and its own; those of RandAugment that
+    `below`, the table that it overrides, has are undone. A value that is none stays, to be refused.
+    """
+    kind, *parts = str(given).split("-")
+    found = [re.fullmatch("([a-z]+)([0-9]+(?:[.][0-9]+)?)", part) for part in parts]
+    values: dict[str, Any] = {"auto_augment": ""}
+    if given in ("randaugment", "ra"):
+        values |= {"randaugment_layers": 2, "randaugment_magnitude": 9}
+    elif kind == "rand" and all(one and one[1] in _OF_RAND for one in found):
+        values |= {"randaugment_rules": "timm", "randaugment_layers": 2, "randaugment_magnitude": 10}
+        values |= {f"randaugment_{_OF_RAND[one[1]]}": _typed(*one.groups()) for one in found if one}
+    else:
+        values["auto_augment"] = _OTHER_NAMES.get(given, given) if isinstance(given, str) else given
+    undone = [name for name in TrainImages.model_fields if name.startswith("randaugment_") and name in below]
+    return {name: TrainImages.model_fields[name].default for name in undone} | values
+
+
+def _typed(letter: str, number: str) -> Any:
+    """Return a number of timm's string as its key takes it."""
+    value = float(number)
+    return (
+        bool(value) if letter == "inc" else value if letter in ("p", "mstd") or "." in number else int(value)
+    )
 
 
 class PretrainImages(TrainImages):

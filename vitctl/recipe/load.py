@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from vitctl.errors import RecipeError, explaining
+from vitctl.recipe.images import augment_keys
 from vitctl.recipe.schema import JOBS, REMOVED, RENAMED, Recipe
 from vitctl.recipe.synonyms import synonym
 from vitctl.system import limits
@@ -18,8 +19,10 @@ from vitctl.system.files import parse_toml, read_toml
 from vitctl.system.text import count_text, did_you_mean, has_control, nearest, one_edit_away, one_line
 
 MAX_PARENTS = 16
-_IN_PYTHON = "overrides"  # origin of a `load_recipe` caller's value
-# Each pattern reads a character once: ambiguous ones take cubic time in the length of a line.
+_AUGMENT = "data.auto_augment"
+_IN_PYTHON = "overrides"  # origin of a value that a caller of `load_recipe` gives
+# Each reads a character once: a pattern that can match in several ways takes cubic time in the length of a
+# line.
 _NAME = re.compile(r"[\w.\-\s\"']+")
 _NOT_OF_A_NAME = re.compile(r"[\s\"']")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -157,19 +160,28 @@ def as_python(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
+def _spread(values: Mapping[str, Any], given: Override) -> list[Override]:
+    """Return what an override sets: of one value of data.auto_augment several."""
+    if given.key != _AUGMENT:
+        return [given]
+    keys = augment_keys(given.value, values.get("data") or {})
+    return [given._replace(key=f"data.{key}", value=value) for key, value in keys.items()]
+
+
 def _override(values: dict[str, Any], origins: dict[str, str], overrides: Iterable[Override]) -> None:
     """Set the values of flags, each with its origin."""
     for given in overrides:
         if not isinstance(given.key, str):
             raise RecipeError(given.flag, f"{given.key!r} is not a key", "write its dotted name in quotes")
-        override = given._replace(
+        whole = given._replace(
             key=RENAMED.get(given.key, given.key), value=value_without_queries(as_python(given.value))
         )
-        _put(values, override)
-        for key in [k for k in origins if k == override.key or k.startswith(override.key + ".")]:
-            del origins[key]
-        for path, _ in leaves({override.key: override.value}):
-            origins[".".join(path)] = override.flag
+        for override in _spread(values, whole):
+            _put(values, override)
+            for key in [k for k in origins if k == override.key or k.startswith(override.key + ".")]:
+                del origins[key]
+            for path, _ in leaves({override.key: override.value}):
+                origins[".".join(path)] = override.flag
 
 
 def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -185,6 +197,7 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str
     parent = own.pop("extends", None)
     origins.pop("extends", None)
     if parent is None:
+        _spread_table(own, origins, {})
         return own, origins
     if not isinstance(parent, str):
         raise RecipeError(
@@ -195,7 +208,17 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str
     values, inherited = _read_with_parents(
         beside if beside.is_file() else find_recipe(parent), (*children, path)
     )
+    _spread_table(own, origins, values)
     return _merge(values, own), inherited | origins
+
+
+def _spread_table(own: dict[str, Any], origins: dict[str, str], below: Mapping[str, Any]) -> None:
+    """`_spread` in a file; a key that is written beside data.auto_augment stays as it is."""
+    data, origin = own.get("data"), origins.get(_AUGMENT)
+    for one in _spread(below, Override(_AUGMENT, data["auto_augment"])) if data and origin else ():
+        if one.key == _AUGMENT or one.key not in origins:
+            _put(own, one)
+            origins[one.key] = str(origin)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -372,7 +395,8 @@ def every_key(schema: type[BaseModel], prefix: str = "") -> list[str]:
 def takes(key: str, text: str) -> bool:
     """Return whether a key accepts a value typed after --set, judged by the value alone."""
     schema, values = next(schema for schema in JOBS.values() if key in every_key(schema)), dict[str, Any]()
-    _put(values, parse_override(f"{key}={text}"))
+    for one in _spread({}, parse_override(f"{key}={text}")):
+        _put(values, one)
     try:
         schema.model_validate(values)
     except ValidationError as error:

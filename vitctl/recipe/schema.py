@@ -8,7 +8,14 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import AfterValidator, PlainValidator, model_validator
 
 from vitctl.errors import LaunchError, RecipeError, refuse
-from vitctl.models.variants import Config, MaskedPatchConfig, Recomputed, ViTConfig, variant
+from vitctl.models.variants import (
+    Config,
+    MaskedPatchConfig,
+    Recomputed,
+    ViTConfig,
+    variant,
+    with_fresh_norm,
+)
 from vitctl.recipe.images import (
     EvaluateImages,
     ExportImages,
@@ -453,12 +460,22 @@ class Repeats(Section):
         "[]: one run, with `seed`",
         source="Table 2, caption",
     )
-    head: Literal["zero", "fewshot", "as_stored"] = knob(
+    head: Literal["zero", "random", "fewshot", "as_stored"] = knob(
         "zero",
-        "what the classification layer starts from. zero: zeros; fewshot: the closed-form few-shot solution "
-        "on the training images without augmentation, times the factor that gives its leave-one-out scores "
-        "the least loss; as_stored: the layer stored with the weights, if its classes are those of the data",
-        source="zero: Section 3.2; fewshot: linear probing, then fine-tuning (Kumar et al. 2022)",
+        "what the classification layer starts from. zero: zeros; random: normal numbers of deviation "
+        "head_std, a bias of zeros; fewshot: the closed-form few-shot solution on the training images "
+        "without augmentation, times the factor that gives its leave-one-out scores the least loss; "
+        "as_stored: that of the weights, if its classes are those of the data",
+        source="zero: Section 3.2; random: timm, MAE; fewshot: linear probing, then fine-tuning (Kumar et "
+        "al. 2022)",
+    )
+    head_std: float = knob(
+        0.02, "head = 'random': standard deviation; MAE: 2e-5", source="timm: 0.02; MAE", gt=0, le=1
+    )
+    fresh_norm: bool = knob(
+        False,
+        "the mean of the patches goes through a new norm, instead of the stored one before the mean",
+        source="MAE's fc_norm, BEiT",
     )
     head_l2: float = knob(
         1024.0,
@@ -480,6 +497,15 @@ class Repeats(Section):
                 self.head != "fewshot" and (self.head_l2, self.head_images) != (1024.0, 50_000),
                 f"head_l2 and head_images do nothing for head = '{self.head}'; leave them out, or set "
                 f"finetune.head = 'fewshot'",
+            ),
+            (
+                self.head != "random" and self.head_std != 0.02,
+                f"head_std does nothing for head = '{self.head}'; leave it out, or set finetune.head = "
+                f"'random'",
+            ),
+            (
+                self.fresh_norm and self.head == "as_stored",
+                "fresh_norm would put an untrained norm before a trained head; set finetune.head = 'zero'",
             ),
             (
                 any(seed < 0 for seed in self.seeds) or len(set(self.seeds)) < len(self.seeds),
@@ -649,6 +675,11 @@ class Pretrain(TrainRecipe):
             ),
             *_uneven_problems(self.loss, self.data),
             (
+                is_masked and self.evaluation.metric == "loss",
+                "evaluation.metric = 'loss' is of labels, and loss.name = 'masked_patch' uses none; leave it "
+                "out",
+            ),
+            (
                 is_masked and self.data.random_erasing,
                 "loss.name = 'masked_patch' would predict the noise of data.random_erasing; leave it out",
             ),
@@ -762,7 +793,7 @@ class Finetune(TransferRecipe):
             ),
             *_uneven_problems(self.loss, self.data),
             (
-                self.finetune.head != "zero" and self.weights.initialise == "random",
+                self.finetune.head in ("fewshot", "as_stored") and self.weights.initialise == "random",
                 f"finetune.head = '{self.finetune.head}' needs trained features, and weights.initialise = "
                 f"'random' has none; set finetune.head = 'zero'",
             ),
@@ -863,6 +894,8 @@ def frozen_places(recipe: Pretrain | Finetune | Vtab, config: Config) -> int:
     Raises RecipeError if the network has no such part, or no layers to decay the learning rate over.
     """
     of_transformer = isinstance(config, ViTConfig)
+    if isinstance(recipe, Finetune) and recipe.finetune.fresh_norm:
+        with_fresh_norm(config)  # raises where there is no place for one
     if not isinstance(recipe, Pretrain) and recipe.optimizer.layer_decay != 1 and not of_transformer:
         raise RecipeError(
             "optimizer.layer_decay numbers the blocks of a Transformer, and a ResNet has none",

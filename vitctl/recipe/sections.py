@@ -370,8 +370,8 @@ OPTIMIZERS = {
         ),
         OptimizerRow(
             name="sgd",
-            what="plain momentum",
-            knobs=("momentum",),
+            what="with momentum",
+            knobs=("momentum", "nesterov"),
             slots=1,
             builder=f"{_OPTIMIZER}:momentum_sgd",
         ),
@@ -422,11 +422,23 @@ class Optimizer(Section):
         source="authors' code (flax); timm",
         gt=0,
     )
-    momentum: float = knob(0.9, "sgd: momentum, not Nesterov", source="Section 4.1", ge=0, lt=1)
+    momentum: float = knob(0.9, "sgd: momentum", source="Section 4.1", ge=0, lt=1)
+    nesterov: bool = knob(
+        False,
+        "sgd: Nesterov momentum, the step is gradient + momentum * buffer; timm's sgd is that, its momentum "
+        "is not",
+        source="torch.optim.SGD; timm",
+    )
     clip_norm: float = knob(
         0.0,
         "gradients are scaled down to this global norm; 0: off; if not set, 1 for lamb",
         source="Tables 3, 4; timm",
+        ge=0,
+    )
+    clip_value: float = knob(
+        0.0,
+        "each number of the gradient is cut to this, on either side of 0; 0: off",
+        source="torch's clip_grad_value_; timm's --clip-mode value",
         ge=0,
     )
 
@@ -451,6 +463,15 @@ class Optimizer(Section):
             (
                 self.decay_on != "all" and not self.weight_decay,
                 "decay_on does nothing without optimizer.weight_decay; set it, or leave it out",
+            ),
+            (
+                self.nesterov and not self.momentum,
+                "nesterov does nothing without optimizer.momentum; set it, or leave it out",
+            ),
+            (
+                self.clip_value and self.clip_norm,
+                f"clip_value = {self.clip_value:g} and clip_norm = {self.clip_norm:g} both clip gradients; "
+                f"set optimizer.clip_norm = 0, or leave clip_value out",
             ),
         )
 
@@ -832,11 +853,13 @@ class Evaluation(Scoring):
         "a checkpoint at every score)",
         source="4.3",
     )
-    metric: Literal["accuracy", "mean_per_class", "f1"] = knob(
+    metric: Literal["accuracy", "mean_per_class", "f1", "loss"] = knob(
         "accuracy",
         "number on data.eval_split that chooses the best checkpoint and learning rate, and sums up the run: "
         "accuracy; mean_per_class: mean of the accuracies of the classes with images; f1: mean of the F1 "
-        "scores of the classes that occur as labels or predictions, as scikit-learn's macro average",
+        "scores of the classes that occur as labels or predictions, as scikit-learn's macro average; loss: "
+        "least mean of loss.name over the images, without label smoothing and class weights",
+        source="loss: Hugging Face's eval_loss, timm's validation loss",
     )
     patience: int = knob(
         0,

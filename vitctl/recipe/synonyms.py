@@ -44,9 +44,9 @@ _EMA = "0.9998 for 20,000 steps or more; averaging.debias leaves the first weigh
 _HEAD_DROPOUT = "timm's is before the head alone; dropout is in every block"
 _SIGMOID = "summed over the classes: if theirs is a mean, multiply optimizer.eps and clip_norm by the classes"
 _FROM_DATA = "the data say how many; data.classes chooses among them"
-_RAND = (
-    "rand-m9-mstd0.5-inc1 is 2 layers, magnitude 9, std 0.5, increasing, with data.randaugment_rules = "
-    "'timm'; no original, v0 or augmix"
+_RAND = "timm's rand-m9-mstd0.5-inc1, original and v0 as they are, without -mmax and -t; no augmix"
+_PIXELS = (
+    "torchvision's and ultralytics' randaugment and autoaugment, with grey instead of black beside the image"
 )
 _SIDES = "with data.eval_method = 'torchvision'"
 
@@ -114,11 +114,14 @@ SYNONYMS = {
     "grad_accum_steps": Synonym("machine.micro_batch", _PASS),
     "accum_iter": Synonym("machine.micro_batch", _PASS),
     # Optimizer
-    "opt": Synonym("optimizer.name", "adam (also AdamW), sgd without Nesterov, or lamb"),
+    "opt": Synonym(
+        "optimizer.name",
+        "adam (also AdamW), sgd or lamb; timm's sgd has optimizer.nesterov = true, its momentum not",
+    ),
     "optim": Synonym("optimizer.name", "adam (also AdamW), sgd or lamb"),
     "optimizer": Synonym("optimizer.name", "adam (also AdamW), sgd or lamb"),
     "adamw": Synonym("optimizer.name=adam"),
-    "nesterov": Synonym("", "sgd has plain momentum"),
+    "nesterov": Synonym("optimizer.nesterov"),
     "opt_eps": Synonym("optimizer.eps"),
     "adam_epsilon": Synonym("optimizer.eps"),
     "opt_betas": Synonym("optimizer.beta1, optimizer.beta2", "one each"),
@@ -129,11 +132,16 @@ SYNONYMS = {
     "weight_decay": Synonym("optimizer.weight_decay", _DECAYED, same=True),
     "wd": Synonym("optimizer.weight_decay", _DECAYED, same=True),
     "no_weight_decay": Synonym("optimizer.decay_on=matrices"),
-    "clip_grad": Synonym("optimizer.clip_norm"),
+    "clip_grad": Synonym(
+        "optimizer.clip_norm", "with --clip-mode value it is optimizer.clip_value", same=True
+    ),
     "grad_clip": Synonym("optimizer.clip_norm"),
     "max_grad_norm": Synonym("optimizer.clip_norm"),
     "gradient_clip_val": Synonym("optimizer.clip_norm"),
-    "clip_mode": Synonym("", "gradients are clipped by their norm: optimizer.clip_norm"),
+    "clip_mode": Synonym(
+        "optimizer.clip_norm, optimizer.clip_value", "norm is clip_norm, value is clip_value; there is no agc"
+    ),
+    "clip_value": Synonym("optimizer.clip_value", "and optimizer.clip_norm = 0", same=True),
     "layer_decay": Synonym("optimizer.layer_decay", _NUMBERING, same=True),
     "llrd": Synonym("optimizer.layer_decay"),
     "head_lr": Synonym("optimizer.head_lr_multiplier", "rate of the head / rate of the rest"),
@@ -151,17 +159,16 @@ SYNONYMS = {
     # Augmentation
     "mixup": Synonym("data.mixup_alpha"),
     "cutmix": Synonym("data.cutmix_alpha"),
-    "mixup_prob": Synonym("", "every batch is mixed"),
-    "mixup_switch_prob": Synonym("", "with both, half of the batches each"),
+    "mixup_prob": Synonym("data.mixup_probability"),
+    "mixup_switch_prob": Synonym("data.cutmix_share"),
     "mixup_mode": Synonym("", "one share for each image, drawn by batch"),
-    "mixup_off_epoch": Synonym("", "the whole run is mixed"),
+    "mixup_off_epoch": Synonym("data.mixup_off_epoch"),
     "cutmix_minmax": Synonym(""),
-    "aa": Synonym("data.randaugment_layers, data.randaugment_magnitude", _RAND),
-    "auto_augment": Synonym(
-        "data.randaugment_layers, data.randaugment_magnitude", "ultralytics' randaugment is 2 and 9"
-    ),
-    "randaugment": Synonym("data.randaugment_layers, data.randaugment_magnitude", _RAND),
-    "trivial_augment": Synonym("", "data.randaugment_layers = 1 is near"),
+    "aa": Synonym("data.auto_augment", _RAND, same=True),
+    "auto_augment": Synonym("data.auto_augment", _PIXELS, same=True),
+    "randaugment": Synonym("data.auto_augment=randaugment", "2 operations of magnitude 9; timm's is rand-m9"),
+    "autoaugment": Synonym("data.auto_augment", "imagenet, cifar10 or svhn; timm's is original"),
+    "trivial_augment": Synonym("data.auto_augment=trivial"),
     "augmix": Synonym(""),
     "threeaugment": Synonym("data.augment3=true", "DeiT III also jitters: data.color_jitter = [0.3]"),
     "aug_splits": Synonym(""),
@@ -177,9 +184,9 @@ SYNONYMS = {
     "grayscale_prob": Synonym("", "data.augment3 has it"),
     "gaussian_blur_prob": Synonym("", "data.augment3 has it"),
     "reprob": Synonym("data.random_erasing"),
-    "erasing": Synonym("data.random_erasing", "filled with noise, not with zeros", same=True),
-    "remode": Synonym("", "noise for each pixel: data.random_erasing"),
-    "recount": Synonym("", "one rectangle: data.random_erasing"),
+    "erasing": Synonym("data.random_erasing", "ultralytics': with data.erasing_mode = 'const'", same=True),
+    "remode": Synonym("data.erasing_mode"),
+    "recount": Synonym("data.erasing_count"),
     "scale": Synonym(
         "data.crop_scale", "[smallest, largest] share of the area, with data.crop = 'random_resized'"
     ),
@@ -227,9 +234,10 @@ SYNONYMS = {
     "weights_path": Synonym("--from"),
     "finetune": Synonym("--from"),
     "gp": Synonym("weights.classifier", "token, patches or token_patches"),
-    "global_pool": Synonym("weights.classifier=patches", "the stored norm is before the mean"),
+    "global_pool": Synonym("weights.classifier=patches", "MAE's has a new norm: finetune.fresh_norm = true"),
     "cls_token": Synonym("weights.classifier=token"),
-    "head_init_scale": Synonym("finetune.head", "new heads start at zero"),
+    "head_init_scale": Synonym("finetune.head_std", "timm's 0.02 times it, with finetune.head = 'random'"),
+    "fc_norm": Synonym("finetune.fresh_norm=true", "with weights.classifier = 'patches'"),
     "reuse_class_head": Synonym("finetune.head=as_stored"),
     "num_classes": Synonym("", _FROM_DATA),
     "nb_classes": Synonym("", _FROM_DATA),
@@ -276,8 +284,10 @@ SYNONYMS = {
     "max_train_samples": Synonym("data.subset_images"),
     "fraction": Synonym("data.subset_fraction"),
     # Scores, checkpoints, logs
-    "eval_metric": Synonym("evaluation.metric", "accuracy (top-1), mean_per_class or f1"),
-    "metric_for_best_model": Synonym("evaluation.metric", "accuracy, mean_per_class or f1; not the loss"),
+    "eval_metric": Synonym("evaluation.metric", "accuracy (top-1), mean_per_class, f1 or loss"),
+    "metric_for_best_model": Synonym(
+        "evaluation.metric", "loss is eval_loss; accuracy, mean_per_class or f1"
+    ),
     "load_best_model_at_end": Synonym(
         "evaluation.select_best=true, checkpoint.keep_best=1",
         "and one number for evaluation.every_steps and checkpoint.every_steps",

@@ -102,7 +102,7 @@ def number_of(job: str, metrics: Mapping[str, Any]) -> tuple[str, float | None]:
     if job == "vtab":
         return "mean of the tasks", _number(metrics.get("mean"))
     accuracy = metrics.get("accuracy")
-    if (metric := metrics.get("metric")) in METRICS:
+    if (metric := metrics.get("metric")) in METRICS and metric != "loss":
         return METRICS[metric], _number(metrics.get(metric))
     if isinstance(accuracy, Mapping):
         first = next(iter(accuracy), "")
@@ -118,9 +118,11 @@ def tiles(
     remark = f"± {share(metrics.get('std'))} over seeds" if "std" in metrics and _has_seeds(metrics) else ""
     if {"correct", "total"} <= metrics.keys():
         remark = f"{metrics['correct']:,} of {metrics['total']:,} images"
-    interval = _interval(metrics, metrics.get("metric", "accuracy"))
+    interval = _interval(metrics, "accuracy" if "loss" in metrics else metrics.get("metric", "accuracy"))
     shown = [(what, share(main), f"{remark}, {interval}" if interval else remark)]
-    if metrics.get("metric", "accuracy") != "accuracy":
+    if "loss" in metrics:
+        shown.append(("loss", number(metrics["loss"]), "evaluation.metric"))
+    elif metrics.get("metric", "accuracy") != "accuracy":
         shown.append(("accuracy", share(metrics.get("accuracy")), _interval(metrics, "accuracy")))
     shown += [
         (name, share(metrics.get(key)), _interval(metrics, key))
@@ -206,8 +208,11 @@ def result_tables(job: str, metrics: Mapping[str, Any], provenance: Mapping[str,
     if isinstance(metrics.get("sweep"), Mapping):
         chosen = _number(provenance.get("lr"))
         images = (provenance.get("sweep") or {}).get("split", "a part of the training images")
-        rates = [(rate, share(v), "chosen" * (float(rate) == chosen)) for rate, v in metrics["sweep"].items()]
-        header = ("lr", f"{number_of(job, metrics)[0]} on {images}", "")
+        what, shown = (
+            ("loss", number) if metrics.get("metric") == "loss" else (number_of(job, metrics)[0], share)
+        )
+        rates = [(rate, shown(v), "chosen" * (float(rate) == chosen)) for rate, v in metrics["sweep"].items()]
+        header = ("lr", f"{what} on {images}", "")
         made.append(table("Learning rates tried", header, rates))
     if isinstance(metrics.get("by_seed"), Mapping):
         seeds = [(seed, share(value.get("accuracy"))) for seed, value in metrics["by_seed"].items()]

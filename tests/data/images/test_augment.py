@@ -2,6 +2,8 @@
 
 import random
 import zlib
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,17 @@ from torchvision.transforms import v2
 from vitctl.data.images.augment import (
     OPERATIONS,
     TIMM_OPERATIONS,
+    TIMM_POLICIES,
     Strength,
     big_vision_randaugment,
     color_jitter,
     three_augment,
+    timm_autoaugment,
     timm_randaugment,
 )
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng, fill_colour
+from vitctl.errors import RecipeError
+from vitctl.recipe.load import load_recipe
 
 # CRC-32 of the results of big_vision's own pp/autoaugment.py on `picture()`, run by TensorFlow 2.21 within
 # tf.data, at these magnitudes, with the positive sign and the cutout's centre at `CENTRE`.
@@ -176,6 +182,81 @@ def test_timm__whole_images_are_timms_for_the_same_draws(
         np.testing.assert_array_equal(np.array(found), np.array(expected))
         changed += found != image
     assert changed > 40
+
+
+@pytest.mark.parametrize("policy", TIMM_POLICIES)
+def test_timm__policies_are_timms_for_the_same_draws(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    manner = {"resample": Image.Resampling.BICUBIC, "fill": IMAGENET_GREY}
+    hparams = {"img_mean": IMAGENET_GREY, "interpolation": Image.Resampling.BICUBIC}
+    theirs = auto_augment.auto_augment_transform(policy, hparams).policy
+    image, changed = Image.fromarray(picture()[50:100, :60]), set()
+    for seed in range(120):
+        rng, expected = np.random.default_rng(seed), image
+        pair = int(rng.integers(len(theirs)))
+        for operation in theirs[pair]:
+            chance, sign = rng.random(), rng.random()
+            draws = [chance, sign] if operation.prob < 1 else [sign]
+            monkeypatch.setattr(random, "random", lambda draws=draws: draws.pop(0))
+            try:
+                expected = operation(expected)
+            except ValueError:  # Posterize to no bits, which Pillow 13 refuses
+                expected = Image.new("RGB", image.size)
+        found = timm_autoaugment(image, np.random.default_rng(seed), policy=policy, **manner)
+        np.testing.assert_array_equal(np.array(found), np.array(expected))
+        changed |= {pair} if found != image else set()
+    assert len(changed) > 15
+
+
+@pytest.mark.parametrize("policy", ["imagenet", "cifar10", "svhn", "trivial"])
+def test_auto_augment__is_torchvisions_with_the_same_draws(policy: str) -> None:
+    made = (
+        v2.TrivialAugmentWide
+        if policy == "trivial"
+        else partial(v2.AutoAugment, v2.AutoAugmentPolicy(policy))
+    )
+    small, theirs = picture()[60:100, :40], made(fill=[128.0] * 3)  # type: ignore[operator]
+    transform, before = TrainTransform(40, "none", flip=False, auto_augment=policy), torch.get_rng_state()
+    for seed in range(30):
+        found = transform(small, augmentation_rng(0, 0, seed))
+        with torch.random.fork_rng():
+            torch.manual_seed(int(augmentation_rng(0, 0, seed).integers(2**63)))
+            expected = np.array(theirs(Image.fromarray(small)))
+        np.testing.assert_array_equal(found.permute(1, 2, 0).numpy(), expected)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("string", ["rand-m9-mstd0.5-inc1", "rand-m7-n3-p0.8", "rand", "rand-n1-inc0"])
+def test_auto_augment__reads_timms_string_as_timm(string: str) -> None:
+    """Also over a recipe that has other values of the same keys, and back."""
+    theirs = auto_augment.rand_augment_transform(string, {"img_mean": IMAGENET_GREY})
+    data = load_recipe("mae_b16", [("data.auto_augment", string)]).recipe.data
+    one = theirs.ops[0]
+    read = [
+        data.randaugment_layers,
+        data.randaugment_probability,
+        data.randaugment_magnitude,
+        data.randaugment_std,
+    ]
+    assert read == [theirs.num_layers, one.prob, one.magnitude, one.magnitude_std]
+    assert data.randaugment_increasing == ("PosterizeIncreasing" in {one.name for one in theirs.ops})
+    assert (data.randaugment_rules, data.auto_augment) == ("timm", "")
+    other = load_recipe("mae_b16", [("data.auto_augment", name) for name in (string, "ta_wide")]).recipe.data
+    assert (other.auto_augment, other.randaugment_layers, other.randaugment_std) == ("trivial", 0, 0.0)
+
+
+def test_auto_augment__in_a_file_goes_over_its_parents_and_under_what_stands_beside_it(
+    tmp_path: Path,
+) -> None:
+    text = 'extends = "mae_b16"\n[data]\nauto_augment = "rand-m6"\n'
+    (tmp_path / "a.toml").write_text(f"{text}randaugment_layers = 1\n")
+    loaded = load_recipe(tmp_path / "a.toml")
+    values = {
+        key: loaded.recipe.data.__dict__[f"randaugment_{key}"] for key in ("layers", "magnitude", "std")
+    }
+    assert values == {"layers": 1, "magnitude": 6, "std": 0.0}
+    assert loaded.origin("data.randaugment_std") == "a.toml:3"
+    with pytest.raises(RecipeError, match="original or v0"):
+        load_recipe("finetune", [("data.auto_augment", "augmix")])
 
 
 def test_timm__draws_from_its_generator_alone() -> None:

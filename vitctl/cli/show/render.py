@@ -15,7 +15,7 @@ from rich.text import Text
 
 from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.engine.journal import RESULT
-from vitctl.engine.metrics import METRICS, verdict
+from vitctl.engine.metrics import METRICS, metric_text, verdict
 from vitctl.recipe.known import known_in_words
 from vitctl.system.screen import VIEW, raise_output_error
 from vitctl.system.text import rate_text, share_text
@@ -218,7 +218,7 @@ def _known(record: Mapping[str, Any], form: str = " (known: {})") -> str:
 def _deciding(numbers: Mapping[str, Any]) -> str:
     """Return the number of evaluation.metric; "" if that is accuracy."""
     metric = numbers.get("metric")
-    return f"  {METRICS[metric]} {numbers[metric]:.2%}" if metric else ""
+    return f"  {METRICS[metric]} {metric_text(metric, numbers[metric])}" if metric else ""
 
 
 def show_result(result: Mapping[str, Any], run_dir: Path) -> None:

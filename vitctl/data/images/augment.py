@@ -1,4 +1,5 @@
-"""Distortions of one training image: RandAugment by big_vision's and timm's rules, 3-Augment, colour jitter.
+"""Distortions of one training image: RandAugment by big_vision's and timm's rules, timm's AutoAugment,
+3-Augment, colour jitter.
 
 Images are uint8 `[H, W, 3]`, or Pillow's RGB; random choices come from the caller's generator.
 """
@@ -234,16 +235,48 @@ def timm_randaugment(
     return image
 
 
+def timm_autoaugment(
+    image: Image.Image,
+    rng: np.random.Generator,
+    *,
+    policy: str,
+    resample: Image.Resampling,
+    fill: tuple[int, int, int],
+) -> Image.Image:
+    """Distort an image by a pair of operations of a policy in `TIMM_POLICIES`, each with equal chance.
+
+    Args:
+        image: RGB.
+        rng: the only source of randomness.
+        policy: its name.
+        resample, fill: see `timm_randaugment`.
+
+    Source: AutoAugment (arXiv 1805.09501), Table 9, by timm, data/auto_augment.py
+    """
+    pairs = TIMM_POLICIES[policy].split(";")
+    for step in pairs[int(rng.integers(len(pairs)))].split(","):
+        name, probability, level = step.split()
+        applies, sign = rng.random() < float(probability), 1 if rng.random() < 0.5 else -1
+        if applies:
+            strength = Strength(int(level) / _FULL, sign, False, resample, fill)
+            image = (_posterized_to_four if name == "Posterize4" else TIMM_OPERATIONS[name])(image, strength)
+    return image
+
+
 def _warped(image: Image.Image, by: Strength, matrix: tuple[float, ...]) -> Image.Image:
     """Fetch each pixel from its position under Pillow's affine matrix."""
     affine = Image.Transform.AFFINE
     return image.transform(image.size, affine, matrix, resample=by.resample, fillcolor=by.fill)
 
 
-def _posterized(image: Image.Image, by: Strength) -> Image.Image:
+def _posterized(image: Image.Image, by: Strength, at_least: int = 0) -> Image.Image:
     """Keep the highest bits; none at full strength, which Pillow allowed before version 13."""
-    cut = 8 - by.kept(4)
+    cut = 8 - at_least - by.kept(4)
     return image.point([value >> cut << cut for value in range(256)] * 3)
+
+
+def _posterized_to_four(image: Image.Image, by: Strength) -> Image.Image:
+    return _posterized(image, by, at_least=4)
 
 
 def _brightened_below_half(image: Image.Image, by: Strength) -> Image.Image:
@@ -267,6 +300,32 @@ TIMM_OPERATIONS: dict[str, Callable[[Image.Image, Strength], Image.Image]] = {
     "ShearY": lambda image, by: _warped(image, by, (1, 0, 0, by.signed(_SHEAR), 1, 0)),
     "TranslateX": lambda image, by: _warped(image, by, (1, 0, by.signed(_SHIFT) * image.width, 0, 1, 0)),
     "TranslateY": lambda image, by: _warped(image, by, (1, 0, 0, 0, 1, by.signed(_SHIFT) * image.height)),
+}
+
+
+# Pairs of operations, each with its probability and level, 0 to 10. "original" is the policy of the paper for
+# ImageNet, where Posterize keeps 4 to 8 bits; "v0" that of EfficientNet's code.
+TIMM_POLICIES = {
+    "original": """
+        Posterize4 .4 8, Rotate .6 9; Solarize .6 5, AutoContrast .6 5; Equalize .8 8, Equalize .6 3;
+        Posterize4 .6 7, Posterize4 .6 6; Equalize .4 7, Solarize .2 4; Equalize .4 4, Rotate .8 8;
+        Solarize .6 3, Equalize .6 7; Posterize4 .8 5, Equalize 1 2; Rotate .2 3, Solarize .6 8;
+        Equalize .6 8, Posterize4 .4 6; Rotate .8 8, Color .4 0; Rotate .4 9, Equalize .6 2;
+        Equalize 0 7, Equalize .8 8; Invert .6 4, Equalize 1 8; Color .6 4, Contrast 1 8;
+        Rotate .8 8, Color 1 2; Color .8 8, Solarize .8 7; Sharpness .4 7, Invert .6 8;
+        ShearX .6 5, Equalize 1 9; Color .4 0, Equalize .6 3; Equalize .4 7, Solarize .2 4;
+        Solarize .6 5, AutoContrast .6 5; Invert .6 4, Equalize 1 8; Color .6 4, Contrast 1 8;
+        Equalize .8 8, Equalize .6 3""",
+    "v0": """
+        Equalize .8 1, ShearY .8 4; Color .4 9, Equalize .6 3; Color .4 1, Rotate .6 8;
+        Solarize .8 3, Equalize .4 7; Solarize .4 2, Solarize .6 2; Color .2 0, Equalize .8 8;
+        Equalize .4 8, SolarizeAdd .8 3; ShearX .2 9, Rotate .6 8; Color .6 1, Equalize 1 2;
+        Invert .4 9, Rotate .6 0; Equalize 1 9, ShearY .6 3; Color .4 7, Equalize .6 0;
+        Posterize .4 6, AutoContrast .4 7; Solarize .6 8, Color .6 9; Solarize .2 4, Rotate .8 9;
+        Rotate 1 7, TranslateY .8 9; ShearX 0 0, Solarize .8 4; ShearY .8 0, Color .6 4;
+        Color 1 0, Rotate .6 2; Equalize .8 4, Equalize 0 8; Equalize 1 4, AutoContrast .6 2;
+        ShearY .4 7, SolarizeAdd .6 7; Posterize .8 2, Solarize .6 10; Solarize .6 8, Equalize .6 1;
+        Color .8 6, Rotate .4 5""",
 }
 
 

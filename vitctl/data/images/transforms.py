@@ -4,15 +4,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from PIL import Image
 
 from vitctl.data.images.augment import (
+    TIMM_POLICIES,
     big_vision_randaugment,
     color_jitter,
     three_augment,
+    timm_autoaugment,
     timm_randaugment,
 )
 from vitctl.data.images.decode import BadSample, Picture, Truncated
@@ -35,6 +37,7 @@ Colour = tuple[int, int, int]
 GREY: Colour = (128, 128, 128)  # the mean colour of weights whose mean is 0.5
 _CROP_ATTEMPTS, _RESIZED_ATTEMPTS = 100, 10
 _MAX_MAGNITUDE = 30
+_OF_TIMM = "probability", "std", "increasing"
 _GREY = [128.0, 128.0, 128.0]  # fill colour outside the image, as in the code of AutoAugment's authors
 
 
@@ -50,7 +53,7 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """Random crop, resize, flips, then RandAugment, 3-Augment and colour jitter, in this order.
+    """Random crop, resize, flips, then RandAugment or AutoAugment, 3-Augment and colour jitter, in order.
 
     Args:
         image_size: height and width of the result, in pixels.
@@ -70,6 +73,8 @@ class TrainTransform:
         randaugment_rules: torchvision's (`rand_augment`), `big_vision_randaugment` or `timm_randaugment`.
         fill: for `letterbox` and timm's RandAugment: colour outside the image; see `fill_colour`.
         randaugment_probability, randaugment_std, randaugment_increasing: see `timm_randaugment`.
+        auto_augment: `imagenet`, `cifar10` and `svhn` are torchvision's AutoAugment, `trivial` its
+            TrivialAugmentWide, `original` and `v0` of `timm_autoaugment`; '': none. Without RandAugment.
 
     Paper: Section 4.1 and Appendix B.1.1; the crop is that of the authors' code.
     """
@@ -94,11 +99,17 @@ class TrainTransform:
     randaugment_probability: float = 0.5
     randaugment_std: float = 0.0
     randaugment_increasing: bool = False
+    auto_augment: str = ""
 
     def __post_init__(self) -> None:
-        if self.randaugment_layers and self.randaugment_rules == "torchvision":
-            # imported before workers are forked, so that they share its memory
-            _distortion(self.randaugment_layers, self.randaugment_magnitude)
+        if self._is_torchvisions:  # imported before workers are forked, so that they share its memory
+            _distortion(self.randaugment_layers, self.randaugment_magnitude, self.auto_augment)
+
+    @property
+    def _is_torchvisions(self) -> bool:
+        if self.auto_augment:
+            return self.auto_augment not in TIMM_POLICIES
+        return bool(self.randaugment_layers) and self.randaugment_rules == "torchvision"
 
     def __call__(self, image: Picture | np.ndarray, rng: np.random.Generator) -> "Tensor":
         """Transform a picture, of which only the crop is decoded, or uint8 `[H, W, 3]`.
@@ -134,27 +145,27 @@ class TrainTransform:
         pixels = pixels[:, top : top + size, left : left + size]
         pixels = pixels.flip(2) if drawn.flip else pixels
         pixels = pixels.flip(1) if drawn.vertical_flip else pixels
-        strength = {"layers": self.randaugment_layers, "magnitude": self.randaugment_magnitude}
-        if self.randaugment_layers and self.randaugment_rules == "torchvision":
-            pixels = rand_augment(pixels, drawn.rng, **strength)
-        elif self.randaugment_layers:
-            image = pixels.permute(1, 2, 0).numpy()
-            if self.randaugment_rules == "timm":
-                cubic = self.resample == "bicubic_antialias"
-                distorted = timm_randaugment(
-                    Image.fromarray(image),
-                    drawn.rng,
-                    **strength,
-                    probability=self.randaugment_probability,
-                    std=self.randaugment_std,
-                    increasing=self.randaugment_increasing,
-                    resample=Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR,
-                    fill=self.fill,
-                )
-                image = np.array(distorted)
+        strength: dict[str, Any] = {
+            "layers": self.randaugment_layers,
+            "magnitude": self.randaugment_magnitude,
+        }
+        if self._is_torchvisions:
+            pixels = rand_augment(pixels, drawn.rng, **strength, policy=self.auto_augment)
+        elif self.randaugment_layers and self.randaugment_rules == "big_vision":
+            pixels = _tensor(big_vision_randaugment(pixels.permute(1, 2, 0).numpy(), drawn.rng, **strength))
+        elif self.randaugment_layers or self.auto_augment:
+            image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+            cubic = self.resample == "bicubic_antialias"
+            how: dict[str, Any] = {
+                "resample": Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR,
+                "fill": self.fill,
+            }
+            if self.auto_augment:
+                image = timm_autoaugment(image, drawn.rng, policy=self.auto_augment, **how)
             else:
-                image = big_vision_randaugment(image, drawn.rng, **strength)
-            pixels = _tensor(image)
+                how |= {name: getattr(self, f"randaugment_{name}") for name in _OF_TIMM}
+                image = timm_randaugment(image, drawn.rng, **strength, **how)
+            pixels = _tensor(np.array(image))
         if not (self.augment3 or self.color_jitter):
             return pixels
         coloured = Image.fromarray(pixels.permute(1, 2, 0).numpy())
@@ -424,16 +435,25 @@ def _tensor(image: np.ndarray) -> "Tensor":
     return torch.from_numpy(image).permute(2, 0, 1)
 
 
-def rand_augment(image: "Tensor", rng: np.random.Generator, *, layers: int, magnitude: int) -> "Tensor":
-    """Distort one image by `layers` operations, each drawn from the fourteen of RandAugment.
+def rand_augment(
+    image: "Tensor", rng: np.random.Generator, *, layers: int = 0, magnitude: int = 0, policy: str = ""
+) -> "Tensor":
+    """Distort one image by `layers` operations, each drawn from the fourteen of RandAugment, or by a policy.
 
     Args:
         image: uint8 `[3, H, W]`.
         rng: the only source of randomness. torchvision draws from torch's global CPU generator, which is
             seeded from `rng` here and restored afterwards.
-        magnitude: 0 to 30, as in torchvision: 30 is AutoAugment's strongest (10 in its authors' code).
+        layers: number of operations, at least 1 without a policy.
+        magnitude: 0 to 30, as torchvision counts it: 30 is the strongest that AutoAugment had (10 in its
+            authors' code).
+        policy: `imagenet`, `cifar10` or `svhn` of AutoAugment, or `trivial` for TrivialAugmentWide, instead.
 
-    Source: RandAugment (arXiv 1909.13719), by torchvision.transforms.v2
+    Returns:
+        uint8 `[3, H, W]`, channels last in memory.
+
+    Source: RandAugment (arXiv 1909.13719), AutoAugment (1805.09501), TrivialAugment (2103.10158), by
+    torchvision.transforms.v2
     """
     import torch
 
@@ -442,17 +462,21 @@ def rand_augment(image: "Tensor", rng: np.random.Generator, *, layers: int, magn
     state = generator.get_state()
     generator.manual_seed(int(rng.integers(2**63)))
     try:
-        distorted = _distortion(layers, magnitude)(picture)
+        distorted = _distortion(layers, magnitude, policy)(picture)
     finally:
         generator.set_state(state)
     return _tensor(np.array(distorted))
 
 
 @lru_cache
-def _distortion(layers: int, magnitude: int) -> Callable[[Image.Image], Image.Image]:
+def _distortion(layers: int, magnitude: int, policy: str) -> Callable[[Image.Image], Image.Image]:
+    """Return torchvision's RandAugment, or its policy of this name."""
     from torchvision.transforms import v2
 
-    transform: Callable[[Image.Image], Image.Image] = v2.RandAugment(
-        layers, magnitude, num_magnitude_bins=_MAX_MAGNITUDE + 1, fill=_GREY
-    )
-    return transform
+    if policy == "trivial":
+        transform = v2.TrivialAugmentWide(fill=_GREY)
+    elif policy:
+        transform = v2.AutoAugment(v2.AutoAugmentPolicy(policy), fill=_GREY)
+    else:
+        transform = v2.RandAugment(layers, magnitude, num_magnitude_bins=_MAX_MAGNITUDE + 1, fill=_GREY)
+    return cast(Callable[[Image.Image], Image.Image], transform)

@@ -692,10 +692,12 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs, nodes: int) -> 
         ),
     )
     for source in (train, *(inputs.tried or ())[:1]):
-        corrected(recipe, source)  # raises if these classes cannot be weighted or balanced
-    if recipe.evaluation.metric == "f1" and test is not None and _may_have_several(test):
+        corrected(recipe, source)  # raises where these classes cannot be weighted or balanced
+    metric = recipe.evaluation.metric
+    is_single = metric == "f1" or (metric == "loss" and recipe.loss.name == "softmax")
+    if is_single and test is not None and _may_have_several(test):
         raise RecipeError(
-            "evaluation.metric = 'f1' needs one label per image, but those of "
+            f"evaluation.metric = '{metric}' needs one label per image, but those of "
             f"'{recipe.data.eval_split}' may have several",
             fix="set evaluation.metric = 'accuracy'",
         )

@@ -403,6 +403,7 @@ def train_transform(data: TrainImages, mean: Sequence[float] = HALF) -> TrainTra
         randaugment_probability=data.randaugment_probability,
         randaugment_std=data.randaugment_std,
         randaugment_increasing=data.randaugment_increasing,
+        auto_augment=data.auto_augment,
         area_range=data.crop_scale if is_resized else TrainTransform.area_range,
         aspect_range=data.crop_ratio if is_resized else TrainTransform.aspect_range,
     )

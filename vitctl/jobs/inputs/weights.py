@@ -18,7 +18,7 @@ from vitctl.engine.runtime import Runtime, raised_on_all
 from vitctl.errors import CheckpointError, RecipeError, explaining
 from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, set_of, weights_place
 from vitctl.models.build import Model, build, load_state, resized, transfer, transferred
-from vitctl.models.variants import Config, downstream, with_classifier
+from vitctl.models.variants import Config, downstream, with_classifier, with_fresh_norm
 from vitctl.models.weights.licence import USUALLY_DINOV3, licence_sentence
 from vitctl.models.weights.meta import (
     COLOURS,
@@ -365,17 +365,18 @@ def transferred_model(
     seed: int,
     dtype: torch.dtype,
     keeps_head: bool = False,
+    fresh_norm: bool = False,
 ) -> tuple[Model, dict[str, Tensor], list[str]]:
-    """Return the stored body under a new zero head, or under its old one if `keeps_head`.
-
-    With weights.initialise = "random" only the architecture is used, with fresh weights.
+    """Return the stored body under a new zero head for `num_classes` (under its own if it `keeps_head`), or
+    only its architecture with fresh weights; with a `fresh_norm` between both, see `with_fresh_norm`.
 
     Returns:
         the model; the tensors to start from, if the weights are read later and the model is on the meta
         device; and lines that say what was done.
     """
+    config = with_fresh_norm(weights.config) if fresh_norm else weights.config
     target = downstream(
-        weights.config,
+        config,
         num_classes=num_classes,
         image_size=image_size,
         dropout=dropout,
@@ -385,8 +386,9 @@ def transferred_model(
     model = build(target, seed=seed, dtype=dtype, device="meta" if weights.is_later else "cpu")
     if text := random_in_words(wanted, seed):
         return model, {}, [text]
-    given = model, weights.config, weights.state
+    given = model, config, weights.state
     how: Any = {"method": weights.meta.get("position_resize", "zoom"), "keeps_head": keeps_head}
+    how |= {"fresh_norm": fresh_norm}
     return (model, *transferred(*given, **how)) if weights.is_later else (model, {}, transfer(*given, **how))
 
 

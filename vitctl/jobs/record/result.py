@@ -39,7 +39,7 @@ from vitctl.engine.journal import (
     with_infinities,
     write_run_json,
 )
-from vitctl.engine.metrics import METRICS
+from vitctl.engine.metrics import METRICS, metric_text
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.models.weights.header import own_header
 from vitctl.models.weights.names import full_address, meant
@@ -358,7 +358,9 @@ class ChosenWeights:
 
     @property
     def text(self) -> str:
-        scored = f", {self.metric} {self.accuracy:.2%}" if self.accuracy is not None else ""
+        scored = (
+            f", {self.metric} {metric_text(self.metric, self.accuracy)}" if self.accuracy is not None else ""
+        )
         of = {"last": "the last checkpoint", "best": "the best checkpoint kept"}
         chosen = "chosen when this run started" if self.was_pinned else of.get(self.how, "the checkpoint")
         parts = (
@@ -500,7 +502,7 @@ def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path
     is_known = check_own(saved)
     if not pinned and how in ("last", "best"):
         _check_recorded(run, how, saved.step, problems)
-    own = scores.get(saved.step)
+    own = logged[saved.step].number if saved.step in logged else None
     how = how if how in ("last", "best") else "step"
     return saved.folder, ChosenWeights(
         how,
