@@ -19,9 +19,14 @@ from vitctl.report.sweep_table import Outcome, outcome, write_sweep_table
 DATA = "data"
 
 
-def prepare_cells(cells: Sequence[SweepCell], out: Path, batch: Resources | None = None) -> None:
+def prepare_cells(
+    cells: Sequence[SweepCell],
+    out: Path,
+    batch: Resources | None = None,
+    settled: Callable[[Loaded], Loaded] = lambda loaded: loaded,
+) -> None:
     """Check every run before the first one starts, and write the recipes of their folders, for `batch`
-    to start.
+    to start; `settled` fits a recipe to its data.
 
     Raises:
         VitctlError: every problem in one line, with the runs that have it; nothing was written.
@@ -32,7 +37,7 @@ def prepare_cells(cells: Sequence[SweepCell], out: Path, batch: Resources | None
     with leaving_nothing(out):
         for cell in cells:
             try:
-                prepare_run(_load(cell, out), out / cell.name, batch=batch)
+                prepare_run(settled(_load(cell, out)), out / cell.name, batch=batch)
             except VitctlError as error:
                 problems.setdefault(str(error), []).append(cell.name)
         if problems:
