@@ -369,8 +369,8 @@ def evaluate(
     if not found.weights.has_head:
         raise no_head(found.path)
     rule, thresholds, cautions = check_evaluation(recipe, found, source)
-    if not recipe.evaluation.fit_temperature:
-        cautions.append(_trained_warning(found, source))
+    trained_on, warning = (0, "") if recipe.evaluation.fit_temperature else _trained_on(found, source)
+    cautions.append(warning)
     run = start_run(recipe, run_dir, report, stop, source)
     runtime, journal = run.runtime, run.journal
     check_found(runtime, found, [source])
@@ -412,6 +412,7 @@ def evaluate(
         "group_by": recipe.data.group_by,
         "flip_average": recipe.evaluation.flip_average,
         "answers_sha256": digest,
+        "trained_on": trained_on,
         "temperature_sha256": fitted.data_sha256 if fitted else meta.get("temperature_sha256"),
     }
     if (temperature := fitted.temperature if fitted else meta.get("temperature") or 1.0) != 1:
@@ -658,27 +659,27 @@ def _training_of(found: FoundWeights) -> tuple[Path, Pretrain | Finetune, Source
     return run, recipe, train, is_same
 
 
-def _trained_warning(found: FoundWeights, source: Source) -> str:
-    """Return a warning if the run of the weights was trained on some of these images, or chose its checkpoint
-    by them; "" if not, or if its images are gone.
+def _trained_on(found: FoundWeights, source: Source) -> tuple[int, str]:
+    """Return how many of these images the run of the weights was trained on, and a warning of these, or of
+    images that its checkpoint was chosen by; 0 and "" if its images are gone.
     """
     with suppress(VitctlError, OSError):
         training = _training_of(found)
         if training is not None and training[3] and len(training[2]) <= _MOST_COMPARED:
             run, recipe, train, _ = training
             if count := shared_samples(train, source):
-                return (
+                return count, (
                     f"{run} was trained on {count:,} of these {len(source):,} images: the score says little "
                     f"about others"
                 )
             if found.chosen.how == "best" and recipe.data.eval_split:
                 chosen_by = open_recipe_split(recipe.data, recipe.data.eval_split, run / "data")
                 if count := shared_samples(chosen_by, source):
-                    return (
+                    return 0, (
                         f"{run} chose this checkpoint by {count:,} of these {len(source):,} images: the "
                         f"score looks better than that of new images"
                     )
-    return ""
+    return 0, ""
 
 
 def _check_fit(split: str, found: FoundWeights, source: Source, rule: LabelRule) -> list[str]:

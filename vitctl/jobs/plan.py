@@ -272,7 +272,7 @@ def plan_training(
         recipe: that trains.
         size: of its training split; None: it is looked up.
         nodes: machines that the processes are spread over.
-        device: the GPU of each process, a row of `roofline.GPUS`; None: `GPU`, or none with
+        device: the GPU of each process, a row of `roofline.GPUS`; "": a CPU; None: `GPU`, or a CPU with
             machine.device = 'cpu'.
         multiple: the number of processes can only be a multiple of this.
 
@@ -284,13 +284,14 @@ def plan_training(
     recipe = fitted_recipe(recipe, size.num_images)
     config, teacher, notes = _networks(recipe, size)
     m = recipe.machine
-    device = device or ("" if m.device == "cpu" else GPU)
+    if device is None:
+        device = "" if m.device == "cpu" else GPU
     steps = checked_steps(size.num_images, recipe.schedule, m.processes)
     if device in NO_BF16 and precision_of(m) in ("bf16", "tf32"):
         raise RecipeError(
             f"the {device} has no {precision_of(m)}", fix="add --precision float32, as 'auto' chooses on it"
         )
-    if m.precision == "auto":
+    if m.precision == "auto" and device:
         notes.append(
             "memory is estimated for bf16, which machine.precision = 'auto' uses where the device supports it"
         )
