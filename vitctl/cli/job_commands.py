@@ -26,6 +26,7 @@ from vitctl.cli.flags import (
 )
 from vitctl.cli.run_job import (
     batch_job,
+    check_out,
     enter_start_folder,
     fetch_weights_of,
     finetune_recipe,
@@ -365,6 +366,8 @@ def sweep(
 
         show_costs(cells, settled)
         return
+    if not any(folder.glob(f"*/{RECIPE}")):
+        check_out(folder, "a sweep")
     prepare_cells(cells, folder, batch, settled)
     if not (print_ or batch):
         from vitctl.cli.show.run_views import run_and_show

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from vitctl.data.datasets.catalog import find_data_set, open_split
 from vitctl.data.shards.index import find_splits
-from vitctl.engine.journal import RECIPE, Report
+from vitctl.engine.journal import Report
 from vitctl.errors import VitctlError
 from vitctl.jobs.record.result import read_result
 from vitctl.launch.cluster import Resources
 from vitctl.launch.prepare_run import prepare_run
-from vitctl.launch.run_folder import check_not_foreign, leaving_nothing
+from vitctl.launch.run_folder import leaving_nothing
 from vitctl.launch.worker import launch
 from vitctl.recipe.load import Loaded, Override, load_recipe, with_overrides
 from vitctl.recipe.sweep import SweepCell
@@ -31,8 +31,6 @@ def prepare_cells(
     Raises:
         VitctlError: every problem in one line, with the runs that have it; nothing was written.
     """
-    if not any(out.glob(f"*/{RECIPE}")):
-        check_not_foreign(out, what="a sweep")
     problems: dict[str, list[str]] = {}
     with leaving_nothing(out):
         for cell in cells:
