@@ -7,7 +7,7 @@ a row. Options that set no recipe key follow below the table.
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_type_hints
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Flags = dict[str, tuple[str, Any]]  # flags that were given: flag -> (dotted key, value)
 # Help panels, the same for all commands.
-WEIGHTS, MACHINE = "Weights", "Machine"
+WEIGHTS, MACHINE, EVERY_RUN = "Weights", "Machine", "Every run"
 SYNTHETIC_IMAGES = 1_281_167  # as many as ImageNet has
 
 
@@ -39,6 +39,7 @@ class Flag:
         short: one letter.
         switch: value that a flag without a value sets.
         also: another key that is set with this one, and its value.
+        several: key that several values set, with commas between them; the same key takes one as a list.
     """
 
     option: str
@@ -51,6 +52,7 @@ class Flag:
     short: str = ""
     switch: Any = True
     also: tuple[str, Any] | None = None
+    several: str = ""
 
     @property
     def name(self) -> str:
@@ -58,10 +60,16 @@ class Flag:
         return f"{name}_" if iskeyword(name) else name
 
     def parameter(self) -> inspect.Parameter:
-        kind = bool if self.type is bool else self.type | None
+        kind = bool if self.type is bool else (str if self.several else self.type) | None
         complete = self.complete or (completion.allowed(self.key) if self.type is str else None)
         names = [self.option, *([self.short] if self.short else [])]
-        option = typer.Option(*names, help=self.help, autocompletion=complete, rich_help_panel=self.panel)
+        option = typer.Option(
+            *names,
+            help=self.help,
+            autocompletion=complete,
+            rich_help_panel=self.panel,
+            metavar=f"<{self.type.__name__},...>" if self.several else None,
+        )
         return inspect.Parameter(
             self.name,
             inspect.Parameter.KEYWORD_ONLY,
@@ -73,10 +81,24 @@ class Flag:
         """Return what a given value sets; empty if the flag was not given."""
         if given is None or given is False or given == []:
             return {}
-        flags: Flags = {self.option: (self.key, self.switch if given is True else given)}
-        if self.also:
+        key = self.key
+        if self.several and isinstance(given, str | list | tuple):
+            values = self._parsed(given)
+            is_list = len(values) > 1 or self.several == key
+            given, key = (values, self.several) if is_list else (values[0], key)
+        flags: Flags = {self.option: (key, self.switch if given is True else given)}
+        if self.also and (self.several in ("", self.key) or key == self.key):
             flags[f"{self.option} alone"] = self.also
         return flags
+
+    def _parsed(self, given: str | Sequence[Any]) -> tuple[Any, ...]:
+        from vitctl.errors import RecipeError
+
+        try:
+            return tuple(self.type(one) for one in (given.split(",") if isinstance(given, str) else given))
+        except (TypeError, ValueError):
+            what = {int: "whole numbers", float: "numbers"}[self.type]
+            raise RecipeError(f"{self.option} {given}", f"write {what} with commas between them") from None
 
 
 _TRAIN = "pretrain finetune"
@@ -124,9 +146,10 @@ FLAGS = (
     Flag(
         "--shots",
         "fewshot.shots",
-        str,
+        int,
         "Training images per class, e.g. 5 or 1,5,10,25",
         "fewshot",
+        several="fewshot.shots",
     ),
     Flag(
         "--method",
@@ -194,7 +217,7 @@ FLAGS = (
         "data.path",
         str,
         "Folder or address of shards, see `vitctl data shards`",
-        f"inspect resume sweep {_BENCH}",
+        f"inspect resume {_BENCH}",
     ),
     Flag(
         "--group-by",
@@ -216,7 +239,7 @@ FLAGS = (
         "data.dataset",
         str,
         "Known data set: digits, shapes, cifar10, pets, ...; see `vitctl data list`",
-        f"{_TRAIN} evaluate inspect sweep {_BENCH}",
+        f"{_TRAIN} evaluate inspect {_BENCH}",
         complete=completion.data_sets,
     ),
     Flag(
@@ -226,6 +249,7 @@ FLAGS = (
         "Known data sets, comma-separated: pets,dtd,uc_merced",
         "fewshot probe",
         complete=completion.data_sets,
+        several="data.datasets",
     ),
     Flag(
         "--split",
@@ -302,9 +326,10 @@ FLAGS = (
         "--lr",
         "optimizer.lr",
         float,
-        "Base learning rate; disables the learning-rate sweep",
+        "Base learning rate; of several, 1e-4,3e-4,1e-3, the best on images that are held out is chosen",
         "finetune",
         also=("sweep.lrs", ()),
+        several="sweep.lrs",
     ),
     Flag(
         "--steps",
@@ -355,7 +380,7 @@ FLAGS = (
         "machine.processes",
         int,
         "Total number of processes on all machines, one per GPU",
-        f"{_TRAIN} resume {_SCORE} sweep bench_model",
+        f"{_TRAIN} resume {_SCORE} bench_model",
         panel=MACHINE,
         short="-n",
     ),
@@ -370,12 +395,29 @@ FLAGS = (
 )
 
 
+def rows_of(command: str) -> dict[str, Flag]:
+    """Return the rows of a command by the names of their parameters. `sweep` takes those of all trainings,
+    with several values of a number.
+    """
+    if command != "sweep":
+        return {row.name: row for row in FLAGS if command in row.commands.split()}
+    return {
+        name: replace(
+            row,
+            panel=row.panel or EVERY_RUN,
+            several=row.key if row.type in (int, float) and row.key != "machine.processes" else "",
+        )
+        for training in _TRAIN.split()
+        for name, row in rows_of(training).items()
+    }
+
+
 def takes_flags(function: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's parameter `flags` by its rows of `FLAGS`; `flags` then gets those given, checked.
 
     `**options` become the fields of `RunOptions`.
     """
-    rows = {row.name: row for row in FLAGS if function.__name__ in row.commands.split()}
+    rows = rows_of(function.__name__)
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name == "flags":
@@ -409,7 +451,7 @@ def flags_of(command: str, given: Mapping[str, Any]) -> Flags:
     from vitctl.recipe.load import as_python
     from vitctl.system.text import did_you_mean, nearest
 
-    rows = {row.name: row for row in FLAGS if command in row.commands.split()}
+    rows = rows_of(command)
     flags: Flags = {}
     for name, value in given.items():
         if name not in rows:

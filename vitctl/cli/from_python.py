@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitctl.cli.flags import flags_of, image_recipe, overrides_of
-from vitctl.cli.run_job import fetch_weights_of, finetune_recipe, fitted, with_shards
+from vitctl.cli.run_job import check_out, fetch_weights_of, finetune_recipe, fitted, with_shards
 from vitctl.errors import LaunchError, RecipeError, explaining
 from vitctl.jobs.inputs.given_images import find_images
 from vitctl.jobs.predict import Prediction, check_counts
@@ -88,6 +88,7 @@ def finetune(
     runs = Path(out).parent if out else Path("runs")
     name = str(recipe) or finetune_recipe(flags.get("dataset"))
     loaded = load_recipe(name, overrides_of(given, _parsed(overrides)), job="finetune")
+    check_out(Path(out) if out else None)
     loaded = fitted(with_shards(loaded, runs, dry_run=False, is_alone=True), with_timeout=False)
     folder = Path(out) if out else new_run_dir(loaded.name)
     fetch_weights_of(loaded)

@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from vitctl.cli import completion
 from vitctl.cli.flags import WEIGHTS, Flags, Set, check_flags, image_recipe, overrides_of, takes_flags
+from vitctl.system.files import atomic_write, check_free
 from vitctl.system.text import count_text, one_line, typed
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ def predict(
         str,
         typer.Option("--format", help="table, csv or jsonl", autocompletion=completion.one_of(FORMATS)),
     ] = "table",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Write the predictions to this .csv or .jsonl file"),
+    ] = None,
     features: Annotated[
         Path | None,
         typer.Option(
@@ -76,6 +81,10 @@ def predict(
         from vitctl.jobs.predict import predict as predictions
         from vitctl.recipe.schema import Evaluate
 
+    if out is not None:
+        format_ = _format_of(out, format_)
+        check_free("--out", out, [path for one in images if (path := Path(one)).is_file()])
+
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
@@ -91,12 +100,18 @@ def predict(
 
         fetch_weights(recipe.weights.source, on_stderr=True)
     batches = predictions(recipe, sources, top=top, threshold=threshold, features=features, note=note)
-    errors, right = _print_predictions(batches, format_, some_names(sources, _NAMES_MEASURED), total)
+    names = some_names(sources, _NAMES_MEASURED)
+    if out is None:
+        errors, right = _print_predictions(batches, format_, names, total, sys.stdout)
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(out) as aside, aside.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            errors, right = _print_predictions(batches, format_, names, total, file)
+        note(f"predictions of {count_text(total, 'image')}: {out}")
     if right.total():
-        names = {one.name.lower() for one in Path(images[0]).glob("*") if len(images) == 1 and one.is_dir()}
-        chosen = (
-            split if split.partition("[")[0] in names else TRAIN if names and not names & {*ROLES} else ""
-        )
+        inside = {one.name.lower() for one in Path(images[0]).glob("*") if len(images) == 1 and one.is_dir()}
+        chosen = TRAIN if inside and not inside & {*ROLES} else ""
+        chosen = split if split.partition("[")[0] in inside else chosen
         place = f"{typed(images[0])} --split {typed(chosen)}" if chosen else "DATA"
         # `evaluate` refuses images of other classes, and broken ones.
         source = recipe.weights.source if right.total() == total else ""
@@ -110,6 +125,18 @@ def predict(
         note(f"vitctl: {text}")
     if missing or (strict and errors):
         raise typer.Exit(2)
+
+
+def _format_of(out: Path, format_: str) -> str:
+    """Return the format that the name of a file asks for."""
+    from vitctl.errors import RecipeError
+
+    found = {".csv": "csv", ".jsonl": "jsonl"}.get(out.suffix.lower())
+    if found is None or out.is_dir():
+        raise RecipeError(f"--out {out}", "should be the name of a .csv or .jsonl file")
+    if format_ not in ("table", found):
+        raise RecipeError(f"--format {format_}", f"--out {out} is {found}", "leave one of them out")
+    return found
 
 
 def _accuracy_line(correct: int, total: int, weights: str, place: str) -> str:
@@ -134,12 +161,17 @@ def _starting() -> AbstractContextManager[None]:
 
 
 def _print_predictions(
-    batches: "Iterable[Sequence[Prediction]]", format_: str, names: Sequence[str], total: int
+    batches: "Iterable[Sequence[Prediction]]", format_: str, names: Sequence[str], total: int, to: TextIO
 ) -> tuple[Counter[str], Counter[bool]]:
     """Print predictions batch by batch, so that they can be piped.
 
     Args:
         names: some of the images, for the width of the table's first column.
+        total: number of images.
+        to: standard output, or a file.
+
+    Returns:
+        how many images had which error, and how many answers to labelled images are right and wrong.
 
     Returns the number of images by error, and the numbers of right and wrong answers to labelled images.
     """
@@ -157,18 +189,20 @@ def _print_predictions(
         "jsonl": lambda prediction: f"{prediction.json()}\n",
     }
     errors, right = Counter[str](), Counter[bool]()
-    for batch in _with_bar(batches, total):
+    for batch in _with_bar(batches, total, to):
         errors.update(prediction.error for prediction in batch if prediction.error)
         right.update(prediction.is_right for prediction in batch if prediction.is_right is not None)
-        sys.stdout.write(text + "".join(map(written[format_], batch)))
-        sys.stdout.flush()
+        to.write(text + "".join(map(written[format_], batch)))
+        to.flush()
         text = ""
     return errors, right
 
 
-def _with_bar(batches: "Iterable[Sequence[Prediction]]", total: int) -> "Iterator[Sequence[Prediction]]":
+def _with_bar(
+    batches: "Iterable[Sequence[Prediction]]", total: int, to: TextIO
+) -> "Iterator[Sequence[Prediction]]":
     """Show a progress bar, unless the terminal shows the predictions themselves."""
-    if not sys.stderr.isatty() or sys.stdout.isatty():
+    if not sys.stderr.isatty() or to.isatty():
         yield from batches
         return
     from vitctl.cli.show.console import PlainConsole, adding, progress_bar
@@ -243,7 +277,6 @@ def inspect(
     from vitctl.cli.run_job import fitted
     from vitctl.cli.show.console import fetch_weights, progress_bar, waiting
     from vitctl.errors import RecipeError, writing
-    from vitctl.system.files import check_free
 
     check_free("--out", out, ())
     with waiting("starting"):

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
@@ -26,8 +26,11 @@ from vitctl.cli.flags import (
 )
 from vitctl.cli.run_job import (
     batch_job,
+    check_out,
     enter_start_folder,
+    fetch_weights_of,
     finetune_recipe,
+    fitted,
     launch_config,
     run_job,
     run_loaded,
@@ -40,6 +43,9 @@ from vitctl.engine.journal import RECIPE
 from vitctl.recipe.export_formats import FORMATS
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
+
+if TYPE_CHECKING:
+    from vitctl.recipe.load import Loaded
 
 
 @takes_flags
@@ -155,18 +161,6 @@ def fewshot(
 
     For example: vitctl fewshot --shots 5
     """
-    from vitctl.errors import RecipeError
-
-    if shots := value_of(flags, "--shots"):
-        try:
-            flags["--shots"] = ("fewshot.shots", tuple(int(part) for part in shots.split(",")))
-        except ValueError:
-            raise RecipeError(
-                f"--shots {shots}", "write numbers with commas between them, e.g. --shots 1,5,10,25"
-            ) from None
-    dataset = value_of(flags, "--dataset")
-    if dataset and "," in dataset:
-        flags["--dataset"] = ("data.datasets", tuple(dataset.split(",")))
     run_job("fewshot", recipe, flags, set_=set_, out=out, dry_run=dry_run, all_=all_, slurm=slurm)
 
 
@@ -185,9 +179,6 @@ def probe(
 
     For example: vitctl probe --method knn
     """
-    dataset = value_of(flags, "--dataset")
-    if dataset and "," in dataset:
-        flags["--dataset"] = ("data.datasets", tuple(dataset.split(",")))
     run_job("probe", recipe, flags, set_=set_, out=out, dry_run=dry_run, all_=all_, slurm=slurm)
 
 
@@ -324,29 +315,60 @@ def sweep(
 ) -> None:
     """Run a grid over any keys of a recipe.
 
-    For example: vitctl sweep smoke --grid optimizer.lr=0.001,0.003 --grid seed=0,1
+    For example: vitctl sweep finetune --data PHOTOS --lr 0.001,0.003 --grid dropout=0,0.1
+
+    Every run takes the flags of `finetune` and `pretrain`; one of numbers takes several, with commas.
 
     Runs start one after the other, or with --slurm or --k8s as one job each. To resume, run the same command
     again with the same --out; finished runs are kept. The result is a table (sweep.csv, sweep.json) and a
     plot (sweep.png, if matplotlib is installed).
     """
+    from vitctl.cli.show.console import CONSOLE
     from vitctl.launch.run_folder import new_run_dir
     from vitctl.launch.sweep_cells import is_done, prepare_cells
-    from vitctl.recipe.sweep import expand_sweep, find_sweep, parse_axis
+    from vitctl.recipe.load import Override, with_overrides
+    from vitctl.recipe.schema import Finetune
+    from vitctl.recipe.sweep import expand_sweep, find_sweep, parse_axes
 
     if not (print_ or dry_run or slurm or k8s):
         ignore_output_errors()
+    what = finetune_recipe(value_of(flags, "--dataset")) if what == "finetune" else what
     chosen, batch = find_sweep(what), batch_job(slurm, k8s)
-    overrides = overrides_of(flags, set_)
+    flags.pop("--lr alone", None)  # a recipe of `pretrain` has no such key; see `settled`
+    lists = {flag: given for flag, given in flags.items() if isinstance(given[1], tuple)}
+    flags |= {flag: (key, values[0]) for flag, (key, values) in lists.items()}
+    several = (f"{key}={','.join(map(str, values))}" for key, values in lists.values() if len(values) > 1)
+    axes = parse_axes([*(grid or ()), *several])
+    overrides = [one for one in overrides_of(flags, set_) if one.key not in axes]
     overrides += started_processes(None, batch, overrides)
-    cells = expand_sweep(chosen, dict(parse_axis(text) for text in grid or ()), overrides)
+    cells = expand_sweep(chosen, axes, overrides)
+
+    said = set[str]()
+
+    def settled(loaded: "Loaded") -> "Loaded":
+        if loaded.origin("optimizer.lr") in ("--grid", "--lr") and isinstance(loaded.recipe, Finetune):
+            loaded = with_overrides(loaded, [Override("sweep.lrs", (), "--lr")])
+        place = getattr(getattr(loaded.recipe, "data", None), "path", "")
+        CONSOLE.quiet = place in said  # of the same data, once
+        said.add(place)
+        try:
+            loaded = with_shards(loaded, folder.parent, dry_run=dry_run, is_alone=True)
+            loaded = fitted(loaded, with_timeout=dry_run)
+        finally:
+            CONSOLE.quiet = False
+        if not dry_run:
+            fetch_weights_of(loaded)
+        return loaded
+
+    folder = out or new_run_dir(f"sweep_{chosen.name}")
     if dry_run:
         from vitctl.cli.show.run_views import show_costs
 
-        show_costs(cells)
+        show_costs(cells, settled)
         return
-    folder = out or new_run_dir(f"sweep_{chosen.name}")
-    prepare_cells(cells, folder, batch)
+    if not any(folder.glob(f"*/{RECIPE}")):
+        check_out(folder, "a sweep")
+    prepare_cells(cells, folder, batch, settled)
     if not (print_ or batch):
         from vitctl.cli.show.run_views import run_and_show
 

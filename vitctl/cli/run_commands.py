@@ -291,3 +291,23 @@ def clean(
 
     chosen = runs or [line.folder for line in list_runs(_folder(context, in_) or RUNS)]
     clean_runs(chosen, yes=yes)
+
+
+@app.command()
+def rm(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUNS", help="Run folders", autocompletion=completion.runs),
+    ],
+) -> None:
+    """Delete runs, without asking.
+
+    For example: vitctl runs rm runs/NAME
+
+    A run that is active, or that a run beside it started from, is refused.
+    """
+    from vitctl.cli.show.console import say
+    from vitctl.launch.listing import remove_run
+
+    for run in runs:
+        say(f"{run}: removed, {bytes_text(remove_run(run))} freed")

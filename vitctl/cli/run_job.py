@@ -59,6 +59,7 @@ def run_job(
         overrides += started_processes(member, batch, overrides)
         is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
         loaded = load_recipe(recipe, overrides, job=job)
+    check_out(out if is_alone and not dry_run else None)
     loaded = with_shards(loaded, out.parent if out else Path("runs"), dry_run=dry_run, is_alone=is_alone)
     loaded = fitted(loaded, with_timeout=dry_run)
     from vitctl.launch.run_folder import new_run_dir
@@ -78,6 +79,16 @@ def run_job(
     with patient(patience(loaded.recipe)):
         fetch_weights_of(loaded)
         run_loaded(loaded, run_dir, member, config, batch)
+
+
+def check_out(out: Path | None, what: str = "a run") -> None:
+    """Refuse a folder that cannot become that of a run, before anything is downloaded or converted."""
+    from vitctl.launch.run_folder import check_not_foreign
+    from vitctl.system.files import check_place
+
+    if out is not None:
+        check_not_foreign(out, what=what)
+        check_place("--out", out)
 
 
 def finetune_recipe(dataset: str | None) -> str:

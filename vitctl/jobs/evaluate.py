@@ -1,7 +1,9 @@
 """Score a classifier on a split: every image once, by its labels, ReaL labels or ObjectNet's rules."""
 
 import csv
+import hashlib
 import io
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,7 +23,9 @@ from vitctl.data.datasets.readers.imagenet import (
     read_real,
 )
 from vitctl.data.datasets.readers.original_files import class_list
-from vitctl.data.source.views import Source, View, numbered_as, sample_key, shared_samples
+from vitctl.data.images.decode import BadSample
+from vitctl.data.source.stores import ImageFiles, ShardSource
+from vitctl.data.source.views import Source, View, numbered_as, sample_key, shared_samples, stored
 from vitctl.engine.calibration import calibration, fit_temperature, image_losses, suspected_labels
 from vitctl.engine.computation import choose_attention, computed
 from vitctl.engine.evaluation import top_predictions
@@ -87,7 +91,8 @@ from vitctl.system.text import one_line, same_name
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
 _MOST_NAMED = 5  # classes in a warning
-_MOST_COMPARED = 2_000_000  # training images checked for overlap with the scored ones
+_MOST_READ = 20_000  # training images that a prediction looks for by their content
+_MOST_COMPARED = 2_000_000  # training images that an evaluation looks for
 _FIT_OF_SCORED = (
     "the temperature is fitted to images that score the network, so their calibration looks better than that "
     "of new images; fit it to images that were held out of the training and of the scoring"
@@ -340,8 +345,8 @@ def evaluate(
     if not found.weights.has_head:
         raise no_head(found.path)
     rule, thresholds, cautions = check_evaluation(recipe, found, source)
-    if not recipe.evaluation.fit_temperature:
-        cautions.append(_trained_warning(found, source))
+    trained_on, warning = (0, "") if recipe.evaluation.fit_temperature else _trained_on(found, source)
+    cautions.append(warning)
     run = start_run(recipe, run_dir, report, stop, source)
     runtime, journal = run.runtime, run.journal
     check_found(runtime, found, [source])
@@ -383,6 +388,7 @@ def evaluate(
         "group_by": recipe.data.group_by,
         "flip_average": recipe.evaluation.flip_average,
         "answers_sha256": digest,
+        "trained_on": trained_on,
         "temperature_sha256": fitted.data_sha256 if fitted else meta.get("temperature_sha256"),
     }
     if (temperature := fitted.temperature if fitted else meta.get("temperature") or 1.0) != 1:
@@ -597,9 +603,9 @@ def _answers(
     return files, digest
 
 
-def _training_of(found: FoundWeights) -> tuple[Path, Pretrain | Finetune, Source, bool] | None:
+def _training_of(weights: str) -> tuple[Path, Pretrain | Finetune, Source, bool] | None:
     """Return the run that trained the weights, its recipe and images, and whether these are unchanged."""
-    run = run_of(Path(found.path))
+    run = run_of(Path(weights))
     recipe = load_recipe(str(run / RECIPE)).recipe if (run / RECIPE).is_file() else None
     if not isinstance(recipe, Pretrain | Finetune):
         return None
@@ -609,25 +615,52 @@ def _training_of(found: FoundWeights) -> tuple[Path, Pretrain | Finetune, Source
     return run, recipe, train, is_same
 
 
-def _trained_warning(found: FoundWeights, source: Source) -> str:
-    """Warn if the run trained on some of these images, or chose its checkpoint by them."""
+def num_trained_on(weights: str, sources: Sequence[Source]) -> int:
+    """Return how many images the run of these weights was trained on: files by their content, images in
+    shards by their place. 0 if the run or its images are gone, or if these are too many to look.
+    """
+    with suppress(VitctlError, OSError, BadSample):
+        training = _training_of(weights)
+        if training is None or not training[3] or len(training[2]) > _MOST_READ:
+            return 0
+        _, _, train, _ = training
+        files = [one for one in sources if isinstance(one, ImageFiles)]
+        names = [name for one in files for name in one.names if Path(name).is_file()]
+        sizes = {os.path.getsize(name) for name in names}
+        known = {
+            hashlib.sha256(store.read(row)).digest()
+            for store, rows, _ in stored(train)
+            if isinstance(store, ShardSource)
+            for row in (range(len(store)) if rows is None else rows.tolist())
+            if int(store.index.rows[row]["size"]) in sizes
+        }
+        content = (hashlib.sha256(Path(name).read_bytes()).digest() for name in names if known)
+        by_place = sum(shared_samples(train, one) for one in sources if one not in files)
+        return by_place + sum(digest in known for digest in content)
+    return 0
+
+
+def _trained_on(found: FoundWeights, source: Source) -> tuple[int, str]:
+    """Return how many of these images the run of the weights was trained on, and a warning of these, or of
+    images that its checkpoint was chosen by; 0 and "" if its images are gone.
+    """
     with suppress(VitctlError, OSError):
-        training = _training_of(found)
+        training = _training_of(found.path)
         if training is not None and training[3] and len(training[2]) <= _MOST_COMPARED:
             run, recipe, train, _ = training
             if count := shared_samples(train, source):
-                return (
+                return count, (
                     f"{run} was trained on {count:,} of these {len(source):,} images: the score says little "
                     f"about others"
                 )
             if found.chosen.how == "best" and recipe.data.eval_split:
                 chosen_by = open_recipe_split(recipe.data, recipe.data.eval_split, run / "data")
                 if count := shared_samples(chosen_by, source):
-                    return (
+                    return 0, (
                         f"{run} chose this checkpoint by {count:,} of these {len(source):,} images: the "
                         f"score looks better than that of new images"
                     )
-    return ""
+    return 0, ""
 
 
 def _check_fit(split: str, found: FoundWeights, source: Source, rule: LabelRule) -> list[str]:
@@ -651,7 +684,7 @@ def _check_fit(split: str, found: FoundWeights, source: Source, rule: LabelRule)
     if old is None and (stored := found.weights.meta.get("temperature")):
         old = f"temperature {stored:.4f}, stored in the weights"
     replaced = [f"an earlier fit would be replaced: {old}"] if old else []
-    training = _training_of(found)
+    training = _training_of(found.path)
     if training is None:
         return [*([_FIT_OF_SCORED] if split.startswith("test") else []), *replaced]
     run, recipe, train, is_same = training

@@ -12,6 +12,7 @@ from vitctl.data.source.locate import locate_splits, no_index
 from vitctl.data.source.splits import select
 from vitctl.data.source.views import Source, check_labels
 from vitctl.engine.schedule import (
+    check_batch,
     checked_steps,
     fit_schedule,
     fitted_recipe,
@@ -257,11 +258,12 @@ def plan_training(
     Nothing is downloaded; a remote index has a timeout of a few seconds.
 
     Args:
-        size: of the training split; None: it is looked up.
-        nodes: number of machines.
-        device: the GPU of each process, a row of `roofline.GPUS`; None: `GPU`, or no GPU with machine.device
-            = 'cpu'.
-        multiple: the number of processes must be a multiple of this.
+        recipe: that trains.
+        size: of its training split; None: it is looked up.
+        nodes: machines that the processes are spread over.
+        device: the GPU of each process, a row of `roofline.GPUS`; "": a CPU; None: `GPU`, or a CPU with
+            machine.device = 'cpu'.
+        multiple: the number of processes can only be a multiple of this.
 
     Raises:
         RecipeError: the length depends on data that cannot be read.
@@ -271,13 +273,15 @@ def plan_training(
     recipe = fitted_recipe(recipe, size.num_images)
     config, teacher, notes = _networks(recipe, size)
     m = recipe.machine
-    device = device or ("" if m.device == "cpu" else GPU)
+    if device is None:
+        device = "" if m.device == "cpu" else GPU
+    check_batch(size.num_images, recipe.schedule)
     steps = checked_steps(size.num_images, recipe.schedule, m.processes)
     if device in NO_BF16 and precision_of(m) in ("bf16", "tf32"):
         raise RecipeError(
             f"the {device} has no {precision_of(m)}", fix="add --precision float32, as 'auto' chooses on it"
         )
-    if m.precision == "auto":
+    if m.precision == "auto" and device:
         notes.append(
             "memory is estimated for bf16, which machine.precision = 'auto' uses where the device supports it"
         )

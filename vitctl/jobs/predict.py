@@ -36,7 +36,7 @@ from vitctl.models.weights.meta import no_head
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.files import atomic_write
-from vitctl.system.text import escaped_json, printable, same_name
+from vitctl.system.text import count_text, escaped_json, printable, same_name
 
 FORMAT = "vitctl-embeddings/1"
 _DIGEST_BYTES = 32
@@ -98,9 +98,13 @@ def predict(
     if features is not None and not opened.network.has_features:
         raise CheckpointError(opened.path, "has no features output", "use the run that it was exported from")
     note(f"weights: {opened.path} ({opened.text})")
-    for text in opened.warnings:
+    from vitctl.jobs.evaluate import num_trained_on
+
+    count, total = num_trained_on(opened.path, sources), sum(map(len, sources))
+    trained = f"the network was trained on {count:,} of these {count_text(total, 'image')}" if count else ""
+    for text in filter(None, (*opened.warnings, trained)):
         note(f"warning: {text}")
-    embeddings = Embeddings(features, sum(map(len, sources))) if features is not None else None
+    embeddings = Embeddings(features, total) if features is not None else None
     workers = num_workers(recipe.machine, opened.network.device, 1)
     for source in sources:
         truth, done = known_classes(source, opened.class_names), 0

@@ -1,9 +1,12 @@
 """A training's needs: memory by kind, data, and time. Imports no torch."""
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from vitctl.data.source.order import lanes_read, micro_batches
 from vitctl.data.source.views import Source, split_sources
@@ -42,8 +45,9 @@ _PEAKS = {
     "V100": (15.7, 15.7, 7.8),  # no tf32
 }
 Precision = Literal["float32", "tf32", "bf16", "float64"]
-USABLE_SHARE = 0.9  # of a GPU's memory; the rest is left to the framework
-RUNTIME_BYTES = 600 * 2**20  # Python, torch and its libraries in a process; benchmarks/plan_memory.py
+USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
+CPU_SHARE = 0.33  # of the rate of a product, on a CPU: smoke reaches 20 %, S/16 34 %
+RUNTIME_BYTES = 600 * 2**20  # of a process: Python, torch and its libraries; benchmarks/plan_memory.py
 
 
 def precision_of(machine: Machine) -> Precision:
@@ -60,6 +64,17 @@ def usable_flops(machine: Machine, device: str = GPU, mfu: float = MFU) -> float
     names = ("tf32", "float32", "float64")
     peaks = {"bf16": PEAK_TFLOPS[device], **dict(zip(names, _PEAKS[device], strict=True))}
     return mfu * peaks[precision_of(machine)] * 1e12 * machine.processes
+
+
+def product_flops(config: Config, seconds: float = 0.5) -> float:
+    """Return the FLOP/s of a float32 product on this CPU, of the shape of an MLP's where there is one."""
+    width = getattr(config, "hidden_size", 512)
+    one, other = (np.ones(shape, np.float32) for shape in ((1024, width), (width, 4 * width)))
+    out, began, count = one @ other, time.perf_counter(), 0
+    while (spent := time.perf_counter() - began) < seconds:
+        np.matmul(one, other, out=out)
+        count += 1
+    return 8 * 1024 * width**2 * count / spent
 
 
 def expected(

@@ -1,6 +1,7 @@
 """The runs under a folder: list them, and free their disk space."""
 
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,11 +24,15 @@ from vitctl.engine.journal import (
 )
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError, explaining
 from vitctl.jobs.record.result import RunResult, check_own, logged_scores, read_result
+from vitctl.jobs.record.start_folder import at_start
 from vitctl.launch.run_folder import LOGS, NOW, is_running, locked
+from vitctl.recipe.load import load_recipe
+from vitctl.recipe.schema import Finetune, Vtab
 from vitctl.recipe.write import written_name
 from vitctl.report.result_tables import number_of
 from vitctl.report.run_records import run_folders
 from vitctl.system.files import open_regular, read_toml
+from vitctl.system.text import typed
 
 T = TypeVar("T")
 _TAIL_BYTES = 2**16  # read from the end of steps.jsonl for its last line
@@ -259,3 +264,32 @@ def all_removals(runs: Sequence[Path]) -> list[Removal]:
         except (CheckpointError, LaunchError, OSError) as error:
             plans.append(Removal(run, reason=str(error)))
     return plans
+
+
+def remove_run(run: Path) -> int:
+    """Delete a run, and return the bytes that are freed.
+
+    Raises:
+        CheckpointError: it is no run, or a training beside it started from it.
+        LaunchError: it is running.
+    """
+    if not (run / RECIPE).is_file():
+        raise CheckpointError(run, "not a run folder", "`vitctl runs` lists those under ./runs")
+    others = [other for other in run_folders(run.parent) if other.resolve() != run.resolve()]
+    if users := [other for other in others if _starts_from(other, run)]:
+        more = f" and {len(users) - 1} more" if len(users) > 1 else ""
+        fix = f"it cannot be resumed without it; remove it first: vitctl runs rm {typed(users[0])}"
+        raise CheckpointError(run, f"{users[0]}{more} started from it", fix)
+    with locked(run), explaining(run):
+        freed = size_on_disk(run)
+        aside = run.rename(run.with_name(f".{run.name}.removed"))  # half of a run never looks whole
+        shutil.rmtree(aside)
+    return freed
+
+
+def _starts_from(other: Path, run: Path) -> bool:
+    recipe = _unless_damaged(lambda folder: at_start(load_recipe(str(folder / RECIPE)).recipe, folder), other)
+    if not isinstance(recipe, Finetune | Vtab):
+        return False
+    places = [recipe.weights.source, recipe.distillation.teacher if isinstance(recipe, Finetune) else ""]
+    return any(Path(one).resolve().is_relative_to(run.resolve()) for one in places if one)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from vitctl.data.datasets.catalog import find_data_set, open_split
 from vitctl.data.shards.index import find_splits
-from vitctl.engine.journal import RECIPE, Report
+from vitctl.engine.journal import Report
 from vitctl.errors import VitctlError
 from vitctl.jobs.record.result import read_result
 from vitctl.launch.cluster import Resources
 from vitctl.launch.prepare_run import prepare_run
-from vitctl.launch.run_folder import check_not_foreign, leaving_nothing
+from vitctl.launch.run_folder import leaving_nothing
 from vitctl.launch.worker import launch
 from vitctl.recipe.load import Loaded, Override, load_recipe, with_overrides
 from vitctl.recipe.sweep import SweepCell
@@ -19,18 +19,22 @@ from vitctl.report.sweep_table import Outcome, outcome, write_sweep_table
 DATA = "data"
 
 
-def prepare_cells(cells: Sequence[SweepCell], out: Path, batch: Resources | None = None) -> None:
-    """Check every run before the first one starts, and write the recipes of their folders.
+def prepare_cells(
+    cells: Sequence[SweepCell],
+    out: Path,
+    batch: Resources | None = None,
+    settled: Callable[[Loaded], Loaded] = lambda loaded: loaded,
+) -> None:
+    """Check every run before the first one starts, and write the recipes of their folders, for `batch`
+    to start; `settled` fits a recipe to its data.
 
     Raises VitctlError with every problem and its runs in one line; nothing was written.
     """
-    if not any(out.glob(f"*/{RECIPE}")):
-        check_not_foreign(out, what="a sweep")
     problems: dict[str, list[str]] = {}
     with leaving_nothing(out):
         for cell in cells:
             try:
-                prepare_run(_load(cell, out), out / cell.name, batch=batch)
+                prepare_run(settled(_load(cell, out)), out / cell.name, batch=batch)
             except VitctlError as error:
                 problems.setdefault(str(error), []).append(cell.name)
         if problems:

@@ -74,6 +74,20 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     return key.strip(), _axis(f"--grid {text}", axis)
 
 
+def parse_axes(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+    """Parse several axes.
+
+    Raises:
+        RecipeError: as `parse_axis`; or a key is varied twice.
+    """
+    axes: dict[str, tuple[Any, ...]] = {}
+    for key, values in map(parse_axis, texts):
+        if key in axes:
+            raise RecipeError(key, "is varied twice", "give all its values once")
+        axes[key] = values
+    return axes
+
+
 def expand_sweep(
     sweep: Sweep, axes: Mapping[str, tuple[Any, ...]], sets: Iterable[Override]
 ) -> list[SweepCell]:

@@ -127,8 +127,10 @@ def tiles(
     shown += [
         (name, share(metrics.get(key)), _interval(metrics, key))
         for key, name in _TILES.items()
-        if key != metrics.get("metric")
+        if key != metrics.get("metric") and not (key == "top5_accuracy" and metrics.get("chance", 0) >= 0.2)
     ]
+    if trained_on := provenance.get("trained_on"):
+        shown.append(("trained on", number(trained_on, "steps"), "of these images: see the warning"))
     if "ece" in metrics:
         losses = f"negative log likelihood {metrics['nll']:.4f}, Brier score {metrics['brier']:.4f}"
         shown.append(("calibration error", share(metrics["ece"]), losses))
@@ -199,8 +201,8 @@ def result_tables(job: str, metrics: Mapping[str, Any], provenance: Mapping[str,
     if isinstance(metrics.get("data_sets"), Mapping):
         return [_fewshot_table(job, metrics)]
     made = []
-    if job == "evaluate":
-        made.append(_label_table(metrics, provenance))
+    if job == "evaluate" and (others := _label_table(metrics)):
+        made.append(others)
     if "corruption_errors" in metrics:
         rows = [(name, share(error)) for name, error in metrics["corruption_errors"].items()]
         rows += [("mCE, relative to AlexNet", share(metrics["mce"]))] if "mce" in metrics else []
@@ -220,24 +222,24 @@ def result_tables(job: str, metrics: Mapping[str, Any], provenance: Mapping[str,
     return made
 
 
-def _label_table(metrics: Mapping[str, Any], provenance: Mapping[str, Any]) -> Block:
-    sets = {str(provenance.get("labels", "original")): metrics}
+def _label_table(metrics: Mapping[str, Any]) -> Block | None:
+    """A row for each further set of labels that the predictions were compared with; None if there is none."""
     others = {name: numbers for name, numbers in metrics.items() if isinstance(numbers, Mapping)}
-    sets |= {name: numbers for name, numbers in others.items() if "accuracy" in numbers}
     rows = [
         (
             name,
-            share(v.get("accuracy")),
+            share(v["accuracy"]),
             interval_text(v.get("accuracy_interval")),
             share(v.get("top5_accuracy")),
             f"{v.get('correct', 0):,}",
             f"{v.get('total', 0):,}",
             share(v.get("majority_class")),
         )
-        for name, v in sets.items()
+        for name, v in others.items()
+        if "accuracy" in v
     ]
     header = ("labels", "accuracy", "95 %", "top-5", "correct", "images", "majority")
-    return table("Accuracy by set of labels", header, rows)
+    return table("Accuracy by other labels", header, rows) if rows else None
 
 
 def _fewshot_table(job: str, metrics: Mapping[str, Any]) -> Block:

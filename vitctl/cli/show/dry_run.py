@@ -1,17 +1,19 @@
 """`--dry-run`: what a run does and costs, and the values that were set."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import psutil
 from rich.markup import escape
 
 from vitctl.cli.show.console import CONSOLE, show_table
 from vitctl.errors import LaunchError
 from vitctl.launch.cluster import LaunchConfig, Resources
 from vitctl.launch.prepare_run import launch_line
-from vitctl.models.flops import count_macs, count_parameters
+from vitctl.models.flops import count_macs, count_parameters, known_device
 from vitctl.models.roofline import GPUS, estimate, find_device
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 BAR = 40
 _EXPECTED_ON = ("A100", "H100", "H200")
+_MOST_NOTES, _MOST_SPLITS = 3, 5  # of a plan that fits a screen
 _TIMES = (("days", 86_400), ("hours", 3_600), ("minutes", 60))
 _UNITS = (("exaFLOPs", 1e18), ("PFLOPs", 1e15), ("TFLOPs", 1e12), ("GFLOPs", 1e9), ("MFLOPs", 1e6))
 
@@ -37,13 +40,13 @@ def show_plan(
     device: str | None = None,
     everything: bool = False,
 ) -> None:
-    """Print what a run does, its cost and memory, then the values that were set.
+    """Print what a run does, and its cost and memory on the GPU that is named or here, or on this CPU.
 
     Args:
         loaded: a recipe of any job but export.
         batch: the job that would start the run.
-        device: value of --device: the GPU whose memory and rates are used.
-        everything: also print the defaults.
+        device: value of --device: a GPU whose memory and rates the plan is for.
+        everything: add what does not fit a screen: details, the launch command, and the whole recipe.
 
     Raises:
         LaunchError: the job cannot use the folder; or, after the plan is printed, not even one image fits the
@@ -56,36 +59,70 @@ def show_plan(
     if batch:
         batch.text(run_dir.resolve())  # raises if the job cannot use the folder
         nodes, line = batch.nodes, batch.line(run_dir)
+    machine = getattr(loaded.recipe, "machine", None)
+    gpu = find_device(device) if device is not None else _gpu_here(machine)
     if isinstance(loaded.recipe, Pretrain | Finetune):
-        loaded, refusal = _show_training(loaded, run_dir, nodes, device, batch)
+        multiple = batch.tasks_per_node if batch else nodes
+        loaded, refusal = _show_training(loaded, run_dir, nodes, gpu, multiple, batch, everything)
     else:
-        loaded = _show_scoring(loaded, run_dir)
-    CONSOLE.print(
-        "\nlaunch command [dim](works after this command has prepared the folder, without --dry-run; "
-        "also written to launch.txt there)[/dim]",
-        style="bold",
-    )
-    CONSOLE.print(escape(f"  {line}"), soft_wrap=True)
-    CONSOLE.print()
-    CONSOLE.print(escape(to_toml(loaded, defaults=everything)), soft_wrap=True)
-    if not everything:
-        CONSOLE.print("# values that were not set are left out: --dry-run --all adds the defaults")
+        loaded = _show_scoring(loaded, run_dir, gpu, everything)
+    if everything:
+        CONSOLE.print(
+            "\nlaunch command [dim](works after this command has prepared the folder, without --dry-run; "
+            "also written to launch.txt there)[/dim]",
+            style="bold",
+        )
+        CONSOLE.print(escape(f"  {line}"), soft_wrap=True)
+        CONSOLE.print()
+        CONSOLE.print(escape(to_toml(loaded, defaults=True)), soft_wrap=True)
+    else:
+        trains = isinstance(loaded.recipe, Pretrain | Finetune)
+        gpus = "; on a GPU: --device H100" * (trains and not gpu)
+        CONSOLE.print(f"memory by kind, rates, launch command, recipe: --dry-run --all{gpus}", style="dim")
     if refusal:
         raise LaunchError(refusal)
 
 
-def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
+def _gpu_here(machine: Machine | None) -> str:
+    """Return the GPU of this machine, or the one that a run on GPUs elsewhere is assumed to have; "" for a
+    run on this CPU.
+    """
+    from vitctl.jobs.resources import GPU
+
+    if machine is None or machine.device == "cpu":
+        return ""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1")
+    for file in Path("/proc/driver/nvidia/gpus").glob("*/information") if visible else ():
+        row = known_device(file.read_text(errors="replace").partition("Model:")[2].partition("\n")[0].strip())
+        return row if row in GPUS else GPU
+    return GPU if machine.device == "cuda" else ""
+
+
+def _show_notes(notes: Sequence[str], everything: bool) -> None:
+    for note in notes if everything else notes[:_MOST_NOTES]:
+        CONSOLE.print(escape(f"note: {note}"))
+    if (more := len(notes) - _MOST_NOTES) > 0 and not everything:
+        CONSOLE.print(f"and {count_text(more, 'more note')}: --all")
+
+
+def _show_scoring(loaded: Loaded, run_dir: Path, gpu: str, everything: bool) -> Loaded:
     from vitctl.engine.schedule import TASK_IMAGES, fit_schedule
     from vitctl.jobs.plan import plan_scoring
+    from vitctl.jobs.resources import MFU
 
     loaded = fit_schedule(loaded, TASK_IMAGES) if isinstance(loaded.recipe, Vtab) else loaded
     recipe = cast(Fewshot | Probe | Vtab | Evaluate, loaded.recipe)
     plan = plan_scoring(recipe)
+    splits = [
+        (name, count_text(number, "image") if number else "size unknown") for name, number in plan.images
+    ]
+    if len(splits) > _MOST_SPLITS and not everything:
+        splits = [("images", f"{plan.num_images:,} of {len(splits)} splits")]
     rows = [
         ("weights", plan.weights),
         ("model", f"{_model(plan.config)}: {count_parameters(plan.config):,} parameters"),
         ("an image", f"{plan.config.image_size} pixels, forward {_macs(count_macs(plan.config))}"),
-        *((name, count_text(number, "image") if number else "size unknown") for name, number in plan.images),
+        *splits,
         *([("trainings", f"{plan.trainings:,}, {plan.steps:,} steps in all")] if plan.trainings else []),
     ]
     if isinstance(recipe, Fewshot):
@@ -101,45 +138,51 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
         rows.append(("memory", text + ", on the main process" * bool(peers)))
         rows += [("", f"{others} on each other process")] * bool(peers)
         rows.append(("cache", f"{features} on disk; as much page cache, which others may take"))
+    drawn = [(f"{name} drawn", f"{count_text(number, 'image')} for each seed") for name, number in plan.drawn]
     rows += [
-        *((f"{name} drawn", f"{count_text(number, 'image')} for each seed") for name, number in plan.drawn),
-        ("computation", _work(plan.flops, recipe.machine)),
+        *(drawn if everything else drawn[:1]),
+        (
+            "computation",
+            f"{_flops(plan.flops)}: {_time_of(plan.flops, plan.config, recipe.machine, gpu, MFU)}",
+        ),
         ("run folder", str(run_dir)),
     ]
     show_table((f"{recipe.job}", loaded.name), rows, left=None)
-    for note in plan.notes:
-        CONSOLE.print(escape(f"note: {note}"))
+    _show_notes(plan.notes, everything)
     return loaded
 
 
 def _show_training(
-    loaded: Loaded, run_dir: Path, nodes: int, device: str | None, batch: Resources | None
+    loaded: Loaded,
+    run_dir: Path,
+    nodes: int,
+    gpu: str,
+    multiple: int,
+    batch: Resources | None,
+    everything: bool,
 ) -> tuple[Loaded, str]:
     """Print a training's cost and rates; return the recipe with its length, and why it cannot run or ""."""
     from vitctl.jobs.plan import plan_loaded
 
-    gpu, multiple = None if device is None else find_device(device), batch.tasks_per_node if batch else nodes
     loaded, plan = plan_loaded(loaded, nodes, gpu, multiple)
     ways = [(_in_job(way, batch), size) for way, size in plan.ways]
     rows = [
-        *_training_rows(plan, gpu),
+        *_training_rows(plan, everything),
         *(
             ("to fit" if n == 0 else "or", f"{way} ({bytes_text(size)})")
             for n, (way, size) in enumerate(ways)
         ),
         ("checkpoint", f"{bytes_text(plan.checkpoint_bytes)}, at most {bytes_text(plan.disk_bytes)} on disk"),
-        ("of a process", ", ".join(f"{kind} {bytes_text(size)}" for kind, size in plan.memory.items())),
-        ("host", _host(plan, nodes)),
-        *_data_rows(plan, nodes),
+        *(_detail_rows(plan, nodes) if everything else ()),
         ("run folder", str(run_dir)),
     ]
     show_table((loaded.recipe.job, loaded.name), rows, left=None)
-    for note in plan.notes:
-        CONSOLE.print(escape(f"note: {note}"))
-    CONSOLE.print("\nlearning rate", style="bold")
-    top = max(lr for _, lr in plan.curve) or 1.0
-    for step, lr in plan.curve:
-        CONSOLE.print(f"  step {step:>9,}  {lr:.3e}  {'#' * round(BAR * lr / top)}")
+    _show_notes(plan.notes, everything)
+    if everything:
+        CONSOLE.print("\nlearning rate", style="bold")
+        top = max(lr for _, lr in plan.curve) or 1.0
+        for step, lr in plan.curve:
+            CONSOLE.print(f"  step {step:>9,}  {lr:.3e}  {'#' * round(BAR * lr / top)}")
     if plan.fitting_micro_batch:
         return loaded, ""
     then = f"; set {ways[0][0].removeprefix('--set ')}" if ways else "; choose a smaller model"
@@ -147,8 +190,8 @@ def _show_training(
     return loaded, f"no micro-batch fits {room} ({each} per process){then}"
 
 
-def _training_rows(plan: "TrainingPlan", gpu: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the rows on the computation and its hardware; `gpu` is that of --device."""
+def _training_rows(plan: "TrainingPlan", everything: bool) -> Iterator[tuple[str, str]]:
+    """Yield the rows on what is computed, and on what."""
     config, batch = plan.config, plan.recipe.schedule.batch_size
     classes = count_text(plan.num_classes, "class", "classes")
     images = f"{count_text(plan.num_images, 'image')}, {classes}" if plan.num_images else "size unknown"
@@ -160,15 +203,25 @@ def _training_rows(plan: "TrainingPlan", gpu: str | None) -> Iterator[tuple[str,
     yield "an image", f"{config.image_size} pixels{tokens}, forward {_macs(count_macs(config))}"
     epochs = f", {plan.epochs:.2f} epochs" if plan.num_images else ""
     yield "steps", f"{plan.steps:,} of {batch:,} images{epochs}"
+    at, top = max(plan.curve, key=lambda point: point[1])
+    decay = plan.recipe.schedule.decay
+    yield "learning rate", f"{top:.3g} at step {at:,}, then {decay} to {plan.curve[-1][1]:.3g}"
     yield "training", f"{_computed(plan)}: {_hours(plan)}"
-    if plan.device:
-        yield "expected", _expected(plan, (gpu,) if gpu else _EXPECTED_ON)
+    if not plan.device:
+        yield "memory", _cpu_memory(plan)
+        return
+    yield "expected", _expected(plan, _EXPECTED_ON if everything else ())
     processes = count_text(plan.recipe.machine.processes, "process", "processes")
     yield "micro-batch", f"{count_text(plan.micro_batch, 'image')} in each of {processes}{_uneven(plan)}"
-    assumed = f", assumed: {plan.device} (--device)" if plan.device and not gpu else ""
-    yield "memory", f"{bytes_text(plan.memory_bytes)} per process{_fit(plan)}{assumed}"
-    if gpu:
-        yield "largest batch", f"{count_text(plan.largest_batch, 'image')} at a time"
+    yield "memory", f"{bytes_text(plan.memory_bytes)} per process{_fit(plan)}"
+    yield "largest batch", f"{count_text(plan.largest_batch, 'image')} at a time"
+
+
+def _cpu_memory(plan: "TrainingPlan") -> str:
+    free, each = psutil.virtual_memory().available, plan.memory["activations"] / plan.micro_batch
+    fitting = int((free - plan.resident_bytes + plan.memory["activations"]) / each)
+    fix = f"; --set machine.micro_batch={fitting} fits" if 0 < fitting < plan.micro_batch else ""
+    return f"{bytes_text(plan.resident_bytes)} for process 0; {bytes_text(free)} are free here{fix}"
 
 
 def _in_job(way: str, batch: Resources | None) -> str:
@@ -189,20 +242,20 @@ def _uneven(plan: "TrainingPlan") -> str:
 
 
 def _expected(plan: "TrainingPlan", devices: Sequence[str]) -> str:
-    """Return the expected rates of these GPUs, or why there are none."""
+    """Return the expected rate of the GPU, and of these, or why there is none."""
     if isinstance(plan.expected, str):
         return f"no estimate: {plan.expected}; {plan.mfu:.0%} of the peak is assumed"
     step = plan.expected.step
-    found = ((gpu, estimate(plan.config, gpu, step)) for gpu in devices)
+    found = ((gpu, estimate(plan.config, gpu, step)) for gpu in dict.fromkeys((plan.device, *devices)))
     rates = (f"{gpu} {one.images_per_second:,.0f} ({one.mfu:.0%})" for gpu, one in found)
     passes = count_text(step.passes, "forward pass", "forward passes")
     fitting = min(plan.micro_batch, plan.fitting_micro_batch)
     host = ", limited by how fast the host starts kernels" * (plan.expected.seconds["starting"] > 0)
-    return (
-        f"{', '.join(rates)} images/s of one GPU (share of the peak){host}, {passes} a step of at most "
-        f"{count_text(fitting, 'image')}, bf16, {'' if step.compiled else 'not '}compiled (machine.compile); "
-        "not measured"
+    details = (
+        f", {passes} a step of at most {count_text(fitting, 'image')}, bf16, "
+        f"{'' if step.compiled else 'not '}compiled (machine.compile); not measured"
     )
+    return f"{', '.join(rates)} images/s of one GPU (share of the peak){host}{details if devices else ''}"
 
 
 def _host(plan: "TrainingPlan", nodes: int) -> str:
@@ -212,14 +265,17 @@ def _host(plan: "TrainingPlan", nodes: int) -> str:
     each = "each process" if m.shards(m.processes) > 1 else "process 0"
     copy = f", copy of a checkpoint {bytes_text(plan.copy_bytes)} in {each}" if plan.copy_bytes else ""
     local = count_text(m.processes // nodes, "process", "processes")
-    cpu = "" if plan.device else f"; process 0 needs {bytes_text(plan.resident_bytes)}"
-    return f"{local} a node, runtime {bytes_text(RUNTIME_BYTES)} each{copy}{cpu}"
+    return f"{local} a node, runtime {bytes_text(RUNTIME_BYTES)} each{copy}"
 
 
-def _data_rows(plan: "TrainingPlan", nodes: int) -> Iterator[tuple[str, str]]:
-    """Yield the rows on the images that the loader must make, and on the bytes that it reads."""
+def _detail_rows(plan: "TrainingPlan", nodes: int) -> Iterator[tuple[str, str]]:
+    """Yield the rows on kinds of memory, on the host, on the images that the loader must make, and on the
+    bytes that it reads.
+    """
     from vitctl.jobs.resources import nodes_of_a_shard
 
+    yield "of a process", ", ".join(f"{kind} {bytes_text(size)}" for kind, size in plan.memory.items())
+    yield "host", _host(plan, nodes)
     recipe, seconds = plan.recipe, plan.step_seconds
     if seconds and not recipe.data.synthetic and not isinstance(plan.expected, str):
         rate = recipe.schedule.batch_size / seconds
@@ -237,13 +293,15 @@ def _macs(macs: int) -> str:
     return f"{macs / 1e9:.3f} GMACs" if macs >= 1e8 else f"{macs / 1e6:.3f} MMACs"
 
 
-def _work(flops: int, machine: Machine) -> str:
-    """Return an amount of computation, and its time on the GPU that `recipes table` uses."""
-    from vitctl.jobs.resources import GPU, MFU, usable_flops
+def _time_of(flops: int, config: Config, machine: Machine, gpu: str, mfu: float) -> str:
+    """Return the time of a computation, on a GPU or on this CPU."""
+    from vitctl.jobs.resources import CPU_SHARE, product_flops, usable_flops
 
-    if machine.device == "cpu":
-        return _flops(flops)
-    return f"{_flops(flops)}: {_time(flops / usable_flops(machine, GPU))} {_where(machine, GPU, MFU)}"
+    if gpu:
+        return f"{_time(flops / usable_flops(machine, gpu, mfu))} {_where(machine, gpu, mfu)}"
+    rate = product_flops(config)
+    time, of = _time(flops / rate / CPU_SHARE), f"a product's {_flops(round(rate))}/s"
+    return f"{'about ' * time[0].isdigit()}{time} on this CPU, at {CPU_SHARE:.0%} of {of}"
 
 
 def _computed(plan: "TrainingPlan") -> str:
@@ -271,22 +329,19 @@ def _time(seconds: float) -> str:
 
 
 def _hours(plan: "TrainingPlan") -> str:
+    number, machine = plan.trainings, plan.recipe.machine
     if not plan.device:
-        return "no time, as machine.device is 'cpu'; `vitctl bench model` measures a step"
+        time = _time_of(number * plan.computed_flops, plan.config, machine, "", 0.0)
+        return time + f", for all {number} trainings" * (number > 1)
     most = " in the process with the most images" if _uneven(plan) else ""
-    several = plan.recipe.machine.processes > 1
-    network = "; what the GPUs send each other is not counted" if several else ""
-    number = plan.trainings
+    network = "; what the GPUs send each other is not counted" if machine.processes > 1 else ""
     sweep = f"; {_time(number * plan.run_seconds)} for all {number} trainings" * (number > 1)
-    where = _where(plan.recipe.machine, plan.device, plan.mfu)
-    return f"{_time(plan.run_seconds)} {where}{most}{network}{sweep}"
+    return f"{_time(plan.run_seconds)} {_where(machine, plan.device, plan.mfu)}{most}{network}{sweep}"
 
 
 def _fit(plan: "TrainingPlan") -> str:
     from vitctl.jobs.resources import USABLE_SHARE
 
-    if not plan.device:
-        return ""
     return (
         f": does not fit {GPUS[plan.device].memory} GiB ({1 - USABLE_SHARE:.0%} kept free)"
         if plan.ways or not plan.fitting_micro_batch

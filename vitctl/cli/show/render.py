@@ -171,7 +171,6 @@ _LINES = {
     "task": "{task}  accuracy {accuracy:.2%}",
     "export": "{path}: verified, largest difference {difference:.1e} of the logits' deviation",
 }
-_LABELS = "{labels} labels: accuracy {accuracy:.2%} ({correct:,} of {total:,}), top-5 {top5_accuracy:.2%}"
 
 
 def _line(record: Mapping[str, Any]) -> str:
@@ -185,12 +184,10 @@ def _line(record: Mapping[str, Any]) -> str:
         return step + _known(record, "\n  known: {}")
     step = f"step {record['step']}  " if kind == "fewshot" and record["step"] else ""
     notes = "".join(f"\n  note: {note}" for note in record["notes"]) if kind == "export" else ""
-    line = _LABELS if kind == "evaluate" and "labels" in record else _LINES.get(kind, "")
-    if not line:
+    line = _LINES.get(kind, "")
+    if not line or "labels" in record:  # the result has those
         return ""
-    if record.get("chance", 0) >= 0.2:  # of five classes or fewer
-        line = line.partition(", top-5")[0]
-    if kind == "probe" and not record.get("chosen"):  # the table has its accuracy
+    if kind == "probe" and not record.get("chosen"):  # its accuracy is in the table
         line = "{data_set}  {head}: accuracy {accuracy:.2%}" if "known" in record else ""
     return step + line.format(**record) + _deciding(record) + _known(record) + notes
 
@@ -227,8 +224,10 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
 
     job, metrics, used = result["job"], result["metrics"], result["provenance"]
     for table in result_tables(job, metrics, used):
+        _heading(table["caption"])
         show_table(table["header"], table["rows"], title=table["note"])
     if rows := tiles(job, metrics, used):
+        _heading(f"Scores on {used['split']}" if "split" in used else "Scores")
         show_table(("", "", ""), rows, left=None)
     if "last" in metrics:
         last = metrics["last"]
@@ -239,6 +238,11 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
         say(f"stopped early at step {stop['step']:,} of {stop['total_steps']:,}: scores got no better")
     if warning := verdict(metrics):
         CONSOLE.print(f"warning: {warning}", style="bold yellow", soft_wrap=True)
+    _heading("Files")
     for kind, path in result.get("files", {}).items():
         say(f"{kind}: {path}")
     say(f"result: {run_dir / RESULT}")
+
+
+def _heading(text: str) -> None:
+    CONSOLE.print(f"\n{escape(text)}", style="bold", soft_wrap=True)

@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from vitctl.launch.run_folder import LOGS, NOW, is_running
 from vitctl.launch.sweep_cells import is_done, run_cells
 from vitctl.models.flops import count_macs
 from vitctl.recipe.known import standing
-from vitctl.recipe.load import load_recipe
+from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sweep import Sweep, SweepCell
 from vitctl.report.charts import Unit, number_text, points
@@ -240,13 +240,13 @@ def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
         show_table(("over seeds", "mean", "std", "runs"), means)
 
 
-def show_costs(cells: Sequence[SweepCell]) -> None:
-    """Print the cost of each run, computed from its recipe alone."""
+def show_costs(cells: Sequence[SweepCell], settled: Callable[[Loaded], Loaded]) -> None:
+    """Print the cost of each run; `settled` fits a recipe to its data."""
     from vitctl.jobs.plan import plan_training
 
     rows = []
     for cell, name in zip(cells, shared_words([cell.name for cell in cells]), strict=True):
-        recipe = load_recipe(cell.recipe, cell.overrides).recipe
+        recipe = settled(load_recipe(cell.recipe, cell.overrides)).recipe
         if not isinstance(recipe, Pretrain | Finetune):
             raise RecipeError(
                 f"--dry-run plans training runs only; '{cell.recipe}' is for `vitctl {recipe.job}`"
