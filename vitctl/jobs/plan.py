@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from vitctl.data.datasets.catalog import find_data_set, known_size, no_data
+from vitctl.data.datasets.catalog import find_data_set, is_photographs, known_size, no_data
 from vitctl.data.source.locate import locate_splits, no_index
-from vitctl.data.source.splits import select
 from vitctl.data.source.views import Source, check_labels
 from vitctl.engine.schedule import (
     checked_steps,
@@ -27,8 +26,6 @@ from vitctl.jobs.inputs.checks import (
     check_heads,
     check_scored_head,
     find_network,
-    is_photographs,
-    planned_splits,
 )
 from vitctl.jobs.inputs.data import (
     FewshotSet,
@@ -596,18 +593,11 @@ def call_with_timeout(seconds: float, call: Callable[[], T]) -> T | str:
     return answers[0] if answers else f"no answer within {seconds:g} s"
 
 
-def _planned_split(data: Place, split: str) -> Source:
-    """Return a split of photographs or shards."""
-    if is_photographs(data.path):
-        return select(split, planned_splits(data.path), data.path, data.group_by)
-    return open_recipe_split(data, split, None)
-
-
 def _group_notes(data: Place, split: str, source: Source) -> list[str]:
     """Return a note on the groups of images on each side of the split, if data.group_by makes some."""
     sides = {split: source}
     if data.group_by and isinstance(data, TrainImages) and data.eval_split and not data.mixture:
-        sides[data.eval_split] = _planned_split(data, data.eval_split)
+        sides[data.eval_split] = open_recipe_split(data, data.eval_split, None)
     return group_notes(data, sides)
 
 
@@ -617,7 +607,7 @@ def _counted(data: Place, split: str) -> _Size:
         classes = find_data_set(data.dataset).num_classes if data.dataset else ASSUMED_CLASSES
         return _Size(trained.synthetic, classes, "synthetic images", [])
     if is_photographs(data.path):
-        source = _planned_split(data, split)
+        source = open_recipe_split(data, split, None)
         size = subset_size(trained, len(source)) if trained else len(source)
         notes = _group_notes(data, split, source)
         return _Size(size, len(source.class_names), f"{data.path}, photographs", notes, source)

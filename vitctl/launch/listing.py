@@ -1,6 +1,7 @@
 """The runs below a folder: list them, and free their disk space."""
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vitctl.data.datasets.converted import SHARDS, Converted
 from vitctl.engine.journal import (
     CHECKPOINTS,
     LOG,
@@ -30,6 +32,7 @@ from vitctl.report.run_records import run_folders
 from vitctl.system.files import open_regular, read_toml
 
 T = TypeVar("T")
+_DAY = 86_400  # seconds
 _TAIL_BYTES = 2**16  # of steps.jsonl, read for its last line
 
 
@@ -272,3 +275,16 @@ def all_removals(runs: Sequence[Path]) -> list[Removal]:
         except (CheckpointError, LaunchError, OSError) as error:
             plans.append(Removal(run, reason=str(error)))
     return plans
+
+
+def unused(converted: Sequence[Converted], runs: Sequence[Path]) -> list[Converted]:
+    """Return the shards that no recipe of the runs names, and what was in the cache, which other folders
+    share, for a day without use.
+    """
+    recipes = [_unless_damaged(Path.read_text, run / RECIPE) or "" for run in runs]
+    return [
+        one
+        for one in converted
+        if not any(one.folder.name in recipe for recipe in recipes)
+        if one.folder.parent.name == SHARDS or one.when < time.time() - _DAY
+    ]

@@ -1,5 +1,8 @@
 """The same photographs by every door of --data: folders, tables as other programs write them, archives."""
 
+import io
+import os
+import pickle
 import shutil
 import tarfile
 import zipfile
@@ -10,9 +13,17 @@ import pytest
 
 from tests.cli.conftest import Vitctl, vitctl  # noqa: F401
 from tests.docs.conftest import photo
-from vitctl.data.datasets.catalog import open_originals
+from tests.matrix import few
+from vitctl.cli.data_commands import shards_of
+from vitctl.cli.run_job import with_shards
+from vitctl.cli.show.measurements import BenchOptions, chosen_recipe
+from vitctl.data.datasets.catalog import is_photographs, open_originals, open_split
+from vitctl.data.datasets.converted import fingerprint, list_converted
+from vitctl.data.source.views import Source
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.checks import fingerprint, is_photographs
+from vitctl.jobs.inputs.given_images import find_images
+from vitctl.jobs.predict import known_classes
+from vitctl.recipe.load import Override, load_recipe
 
 CLASSES, COUNT = ("cat", "dog", "elk"), 4
 Place = Callable[[Path], Path]
@@ -90,21 +101,67 @@ def held(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in found}
 
 
+def read_all(*sources: Source, class_names: tuple[str, ...] = CLASSES) -> list[tuple[str, bytes]]:
+    """The class and the bytes of each image, as predictions compare them with the answers."""
+    return sorted(
+        (class_names[label], source.read(number))
+        for source in sources
+        for number, (label, *_) in enumerate(known_classes(source, class_names).tolist())
+    )
+
+
 @pytest.mark.parametrize("door", DOORS)
-def test_door__has_the_same_images_and_classes(
+def test_door__has_the_same_images_and_classes_in_commands_and_in_python(
     door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`predict` and `inspect` take images; `inspect --data`, plans and Python a split."""
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
     source = DOORS[door](tmp_path)
-    before = held(source.parent)
+    before, wanted = held(source.parent), sorted((name, photo(name, number)) for name, number in ROWS)
     assert is_photographs(str(source))
-    (split,) = open_originals(str(source)).values()
-    assert split.class_names == CLASSES
-    found = sorted((split.class_names[item.label], item.read()) for item in split.items)  # type: ignore[index]
-    assert found == sorted((name, photo(name, number)) for name, number in ROWS)
-    assert {
-        path: path.stat().st_mtime_ns for path in source.parent.rglob("*") if "cache" not in path.parts
-    } == before
+    split = open_split("train", path=source)
+    assert split.class_names == CLASSES and read_all(pickle.loads(pickle.dumps(split))) == wanted
+    place = load_recipe("evaluate").recipe.data  # type: ignore[union-attr]
+    assert read_all(*find_images([str(source)], place, stdin=io.BytesIO(), note=print)) == wanted
+    assert read_all(*find_images([f"{source}:train"], place, stdin=io.BytesIO(), note=print)) == wanted
+    assert held(source.parent) == before
+
+
+@pytest.mark.parametrize("door", few(DOORS.keys(), "folders", "imagefolder", "tar.gz"))
+def test_door__of_jobs_and_bench_is_the_same_shards(
+    door: str, tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    source = DOORS[door](tmp_path / "given")
+    before, wanted = held(source.parent), sorted((name, photo(name, number)) for name, number in ROWS)
+    given = [Override("data.path", str(source)), Override("weights.source", str(pretrained))]
+    options = BenchOptions((), "smoke", 1.0, None, None, ())
+    recipes = [chosen_recipe(options, {"--data": ("data.path", str(source))})[0]]
+    for job, overrides in (("smoke", given[:1]), ("finetune", given), ("export", given)):
+        recipes.append(with_shards(load_recipe(job, overrides), Path("runs"), is_alone=True).recipe)
+    (shards,) = {recipe.data.path for recipe in recipes}
+    assert read_all(open_split("train", path=shards)) == wanted
+    assert held(source.parent) == before
+    (made,) = [one for one in list_converted(Path("runs")) if one.folder == Path(shards)]
+    assert made.made_of == str(source)
+
+
+def test_photographs__are_seen_to_change_and_are_converted_again_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    source, runs = folders(tmp_path), tmp_path / "runs"
+    first, file = shards_of(str(source), runs), source / "cat/cat0.jpg"
+    about, content = file.stat(), file.read_bytes()
+    file.write_bytes(content)  # the same again
+    assert shards_of(str(source), runs) == first
+    shutil.copytree(source, tmp_path / "elsewhere/photos")
+    assert shards_of(str(tmp_path / "elsewhere/photos"), runs) == first
+    file.write_bytes(content[:-1] + b"\0")
+    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (about.st_size, about.st_mtime_ns)
+    assert shards_of(str(source), runs) != first
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,15 @@ from vitctl.data.shards.tar import BoundedTar, check_end, open_tar
 from vitctl.data.writer.intake import Item, LeftOut
 from vitctl.errors import DataError
 from vitctl.system import files, limits
-from vitctl.system.files import atomic_write, cache_folder, leads_out, locked, open_regular
+from vitctl.system.files import (
+    atomic_write,
+    cache_folder,
+    file_state,
+    leads_out,
+    locked,
+    open_regular,
+    write_json,
+)
 from vitctl.system.text import has_control, one_line
 
 LINKED_FOLDER = "a link to a folder, which is not followed"
@@ -395,9 +403,8 @@ def unpacked(path: Path) -> Path:
     Raises:
         DataError: it is damaged, holds links or devices, leads out of its folder, or grows too much.
     """
-    about = path.stat()
-    state = f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}"
-    name = f"{path.name.partition('.')[0]}-{hashlib.sha256(os.fsencode(state)).hexdigest()[:8]}"
+    state = repr((str(path.resolve()), file_state(path))).encode()
+    name = f"{path.name.partition('.')[0]}-{hashlib.sha256(state).hexdigest()[:12]}"
     folder = cache_folder() / "unpacked" / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_suffix(".lock")):
@@ -407,6 +414,7 @@ def unpacked(path: Path) -> Path:
                 inside.mkdir()
                 _extract(path, path.name.lower(), inside)
                 os.rename(inside, folder)
+        write_json(folder.with_suffix(".json"), {"made_of": str(path.resolve())})
     while len(shown := [one for one in folder.iterdir() if not is_system_file(one.name)]) == 1:
         held = [*shown[0].iterdir()] if shown[0].is_dir() else []
         if not any(one.is_dir() or one.suffix in _TABLES for one in held):
