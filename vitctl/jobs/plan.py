@@ -38,6 +38,7 @@ from vitctl.jobs.inputs.data import (
     group_notes,
     open_recipe_split,
     open_train,
+    roles_note,
     sampling_notes,
     subset_size,
 )
@@ -322,7 +323,7 @@ def plan_training(
 
 def _networks(recipe: Pretrain | Finetune, size: "_Size") -> tuple[Config, Config | None, list[str]]:
     """Return the network of a training, its teacher's, and notes on both and on the data."""
-    notes = list(size.notes)
+    notes = [*filter(None, [roles_note(recipe, size.num_images, _num_scored(recipe.data))]), *size.notes]
     if size.source is not None and (uneven := corrected(recipe, size.source)):
         notes.append(uneven.note)
     if isinstance(recipe, Pretrain):
@@ -591,6 +592,17 @@ def call_with_timeout(seconds: float, call: Callable[[], T]) -> T | str:
     thread.start()
     thread.join(seconds)
     return answers[0] if answers else f"no answer within {seconds:g} s"
+
+
+def _num_scored(data: TrainImages) -> int:
+    """Return how many images a training scores; 0 where that takes a look at a server or a mixture."""
+    if data.synthetic or data.mixture or not data.eval_split or is_remote(data.path):
+        return 0
+    try:
+        return len(open_recipe_split(data, data.eval_split, None))
+    except DataError:  # reported by the run; a plan needs no data
+        known = known_size(data.dataset, data.eval_split) if data.dataset and not data.path else None
+        return known[0] if known else 0
 
 
 def _group_notes(data: Place, split: str, source: Source) -> list[str]:

@@ -95,7 +95,7 @@ def test_open_originals__refuses(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="none: no such file or folder"):
         open_originals(str(tmp_path / "none"))
     (tmp_path / "a.rar").touch()
-    with pytest.raises(DataError, match=r"a.rar: should be a folder of class folders, an archive of them"):
+    with pytest.raises(DataError, match=r"a.rar: should be class folders, an archive of them"):
         open_originals(str(tmp_path / "a.rar"))
     with pytest.raises(DataError, match="torchvision:nothing is unknown"):
         open_originals("torchvision:nothing", root=tmp_path)

@@ -9,7 +9,9 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.cli.conftest import Vitctl, vitctl  # noqa: F401
 from tests.docs.conftest import photo
@@ -53,7 +55,7 @@ def table(
 
     def make(place: Path) -> Path:
         folder = flat(place, inside)
-        lines = [header, *(row.format(*one) for one in ROWS)]
+        lines = [*filter(None, [header]), *(row.format(*one) for one in ROWS)]
         (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8-sig")
         return folder if gives_folder else folder / name
 
@@ -70,7 +72,9 @@ def packed(kind: str, inner: Place = folders, *, top: bool = True) -> Place:
                 for one in sorted(folder.rglob("*")):
                     archive.write(one, one.relative_to(folder.parent if top else folder))
         else:
-            with tarfile.open(file, "w:" + kind.partition("tar")[2].removeprefix(".")) as tar:
+            with tarfile.open(
+                file, f"w:{'gz' if kind == 'tgz' else kind.partition('tar')[2].removeprefix('.')}"
+            ) as tar:
                 tar.add(folder, folder.name if top else ".")
         shutil.rmtree(place / "inner")
         return file
@@ -86,6 +90,16 @@ DOORS: dict[str, Place] = {
     "Kaggle: images in a folder": table("id,breed", "{0}{1},{0}", inside="train", name="labels.csv"),
     "Kaggle: ids without ending": table("id,breed", "{0}{1},{0}", name="labels.csv"),
     "TSV": table("image\tcategory", "{0}{1}.jpg\t{0}", name="list.tsv"),
+    "JSON lines": table(
+        "",
+        '{{"file_name": "{0}{1}.jpg", "label": "{0}"}}',
+        name="metadata.jsonl",
+        gives_folder=True,
+    ),
+    "numbers and names": table("path,label,class_name", "{0}{1}.jpg,{0}!,{0}"),
+    "tgz of JSON lines": packed(
+        "tgz", table("", '{{"image": "{0}{1}.jpg", "class": "{0}"}}', name="a.jsonl")
+    ),
     "zip": packed("zip"),
     "zip without a top folder": packed("zip", top=False),
     "zip of a table": packed("zip", table("filename,target", "{0}{1}.jpg,{0}", name="train.csv")),
@@ -175,6 +189,7 @@ def test_photographs__are_seen_to_change_and_are_converted_again_only_then(
             "has a column 'is_valid'; make it a column split",
         ),
         (table("path,label,splt", "{0}{1}.jpg,{0},train"), "has a column 'splt'; rename it, to split if"),
+        (table("path,label,class_name", "{0}{1}.jpg,{1},{0}"), "columns of class names and of labels do not"),
         (table("path,Label, label", "{0}{1}.jpg,{0},{0}"), "two columns have the same name"),
         (table("name,value", "{0}{1}.jpg,{0}"), "columns are name,value, should be path,label"),
     ],
@@ -182,6 +197,48 @@ def test_photographs__are_seen_to_change_and_are_converted_again_only_then(
 def test_table__what_is_ambiguous_is_refused(make: Place, said: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         open_originals(str(make(tmp_path)))
+    assert said in str(caught.value)
+
+
+def test_folder__of_classes_beside_a_table_of_other_columns_is_refused(tmp_path: Path) -> None:
+    folder = folders(tmp_path)
+    (folder / "list.csv").write_text("bild,art\ncat/cat0.jpg,dog\n")
+    with pytest.raises(DataError, match="beside class folders; move it away to use the folders, or name its"):
+        open_originals(str(folder))
+
+
+@pytest.mark.parametrize("kind", ["npz", "npy"])
+def test_arrays__are_images_and_their_classes(kind: str, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 4, 3), np.uint8)
+    labels = np.arange(6)[:, None] % 2
+    source = tmp_path / f"images.{kind}"
+    if kind == "npy":
+        np.save(source, pixels), np.save(tmp_path / "labels.npy", labels)
+    else:
+        np.savez(source, train_images=pixels, train_labels=labels, x_val=pixels[:2], y_val=labels[:2], z=[0])
+    found = pickle.loads(pickle.dumps(open_split("train", path=source)))
+    assert (found.class_names, found.labels().tolist()) == (("0", "1"), [0, 1] * 3)
+    decoded = [np.array(Image.open(io.BytesIO(found.read(number)))) for number in range(6)]
+    assert np.array_equal(decoded, pixels)
+    assert kind == "npy" or len(open_split("validation", path=source)) == 2
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "said"),
+    [
+        (np.zeros((2, 4, 4, 3), np.float32), [0, 1], "images float32 [2, 4, 4, 3]"),
+        (np.zeros((2, 3, 4, 4), np.uint8), [0, 1], "should have images and labels of each split"),
+        (np.zeros((3, 4, 4), np.uint8), [0, 1], "labels int64 [2]"),
+        (np.zeros((2, 4, 4), np.uint8), [0, -2], "out of range"),
+        (np.array([{}, {}]), [0, 1], "not readable as arrays"),
+    ],
+)
+def test_arrays__of_another_kind_are_refused(
+    images: object, labels: object, said: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "a.npz", images=images, labels=labels)
+    with pytest.raises(DataError) as caught:
+        open_originals(str(tmp_path / "a.npz"))
     assert said in str(caught.value)
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
+from vitctl.data.datasets.readers.arrays import read_pairs
 from vitctl.data.datasets.readers.class_folder import (
     is_class_tar,
     read_class_folder,
@@ -27,7 +28,7 @@ from vitctl.data.datasets.vtab import (
 )
 from vitctl.data.shards.index import find_splits
 from vitctl.data.source.locate import check_one_kind, locate_splits, no_index, tars
-from vitctl.data.source.splits import ROLES, resolve, select
+from vitctl.data.source.splits import ROLES, TABLES, resolve, select
 from vitctl.data.source.stores import ShardSource, SyntheticSource, open_index
 from vitctl.data.source.views import Source, split_sources
 from vitctl.data.writer.intake import Item, OriginalImages, Originals
@@ -232,8 +233,8 @@ def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Pa
 # its path to its splits in `readers/`.
 FILES: dict[str, Callable[[Path], dict[str, Originals]]] = {
     ".tar": lambda path: _open_tar(path),
-    ".csv": read_table,
-    ".tsv": read_table,
+    **dict.fromkeys(TABLES, read_table),
+    **dict.fromkeys((".npz", ".npy"), read_pairs),
     ".parquet": lambda path: read_parquet([path]),
     **dict.fromkeys((".zip", ".gz", ".tgz", ".bz2", ".xz", ".txz"), lambda path: _open_packed(path)),
 }
@@ -287,7 +288,7 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
         if read is None:
             raise DataError(
                 source,
-                "should be a folder of class folders, an archive of them, a .csv or .tsv table, or .parquet",
+                "should be class folders, an archive of them, a table (.csv, .jsonl, .parquet) or arrays",
                 "unpack other archives first",
             )
         return read(path)
@@ -380,7 +381,7 @@ def table_of(folder: Path) -> Path | None:
         DataError: there are several, or class folders beside it.
     """
     held = sorted(folder.iterdir())
-    listed = [one for one in held if one.suffix.lower() in (".csv", ".tsv")]
+    listed = [one for one in held if one.suffix.lower() in TABLES]
     tables = [one for one in listed if lists_images(one)]
     known = (*ROLES, *FOLDERS, *(one.stem.lower() for one in listed))
     classes = [
@@ -393,6 +394,12 @@ def table_of(folder: Path) -> Path | None:
         and not any(one.is_dir() for one in folder.glob("*/*"))
     ):
         return listed[0]  # whose reader says what is wrong with it
+    if not tables and classes and listed:
+        raise DataError(
+            listed[0],
+            "its columns are not those of images, and it is beside class folders",
+            "move it away to use the folders, or name its columns path,label",
+        )
     if not tables:
         return None
     if len(tables) > 1:

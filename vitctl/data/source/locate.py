@@ -25,7 +25,7 @@ from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import INDEX_FILE, find_splits, in_usual_order, table_limits
 from vitctl.data.shards.indexing import index_shards
 from vitctl.data.source.rows import Ranges
-from vitctl.data.source.splits import ROLES, read_exclusion, without_excluded
+from vitctl.data.source.splits import ROLES, TABLES, read_exclusion, without_excluded
 from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source, class_zero_note, subset, unlabelled_samples
 from vitctl.errors import DataError
@@ -62,7 +62,6 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
 _MAX_NAMES = 10**6
-TABLES = (".csv", ".tsv", ".parquet")
 PACKED = (".zip", ".gz", ".tgz", ".xz", ".txz", ".bz2", ".tbz2", ".zst", ".7z", ".rar")
 _UNPACK = "if it is an archive, unpack it, and give its folder"
 _ASKED, _MAX_ASKED_BYTES = f"{INDEX_FILE}.asked", 1000  # the start of a command that asked for it last
@@ -186,9 +185,9 @@ def no_index(path: str, split: str = "train") -> DataError:
     shard = next(tars(folder), None)
     is_file = not folder.is_dir()
     inside = [folder] if is_file else [*folder.iterdir()]
-    if shard is None and any(one.suffix.lower() in TABLES or one.is_dir() for one in inside):
+    if shard is None and any(one.suffix.lower() in (*TABLES, ".parquet") or one.is_dir() for one in inside):
         out = typed(f"{folder.with_suffix('') if is_file else path.rstrip('/')}-shards")
-        tables = [one for one in inside if one.suffix.lower() in (".csv", ".tsv")]
+        tables = [one for one in inside if one.suffix.lower() in TABLES]
         source = path if any(one.is_dir() for one in inside) or not tables else tables[0]
         fix = f"make them with `vitctl data shards {typed(source)} {out}`, then give {out} instead"
         return DataError(path, "holds no shards", fix)

@@ -107,12 +107,14 @@ def fit_splits(loaded: Loaded) -> tuple[Loaded, str]:
     """
     recipe = loaded.recipe
     data = getattr(recipe, "data", None)
-    if (
-        not isinstance(data, Place)
-        or not data.path
-        or getattr(data, "synthetic", False)
-        or getattr(data, "mixture", None)
-    ):
+    if not isinstance(data, Place) or getattr(data, "synthetic", False) or getattr(data, "mixture", None):
+        return loaded, ""
+    if not data.path and data.dataset and isinstance(recipe, Pretrain | Finetune):
+        chooses, found = recipe.evaluation.select_best, [*find_data_set(data.dataset).sizes]
+        fitting = default_splits(found) if chooses and is_test(data.eval_split) else None
+        values, note = _both(loaded, "", data.eval_split, found, fitting) if fitting else ({}, "")
+        return with_overrides(loaded, [Override(*one, _FLAG) for one in values.items()]), note
+    if not data.path:
         return loaded, ""
     try:
         photographs = is_photographs(data.path)

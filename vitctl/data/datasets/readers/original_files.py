@@ -26,6 +26,7 @@ import numpy as np
 
 from vitctl.data.images.image_types import is_system_file
 from vitctl.data.shards.tar import BoundedTar, check_end, open_tar
+from vitctl.data.source.splits import TABLES
 from vitctl.data.writer.intake import Item, LeftOut
 from vitctl.errors import DataError
 from vitctl.system import files, limits
@@ -334,7 +335,6 @@ def class_labels(words: Sequence[str], class_names: Sequence[str], where: Path) 
 
 # Downloads: their addresses and digests, and unpacking them
 
-_TABLES = (".csv", ".tsv", ".parquet")
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".txz")
 # What an archive may grow to: text shrinks to a twentieth, a bomb to a thousandth.
 _MAX_RATIO = 100
@@ -417,7 +417,7 @@ def unpacked(path: Path) -> Path:
         write_json(folder.with_suffix(".json"), {"made_of": str(path.resolve())})
     while len(shown := [one for one in folder.iterdir() if not is_system_file(one.name)]) == 1:
         held = [*shown[0].iterdir()] if shown[0].is_dir() else []
-        if not any(one.is_dir() or one.suffix in _TABLES for one in held):
+        if not any(one.is_dir() or one.suffix.lower() in (*TABLES, ".parquet") for one in held):
             break
         folder = shown[0]
     return folder
