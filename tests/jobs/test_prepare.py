@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.data.datasets.conftest import plant
-from vitctl.data.datasets.catalog import check_task, list_inventory, open_split
+from vitctl.data.datasets.catalog import open_split
+from vitctl.data.datasets.inventory import check_task, list_inventory
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers.original_files import Archive, class_list
 from vitctl.data.datasets.vtab import VTAB

@@ -258,7 +258,7 @@ def _check_known(name: str, root: Path) -> Path:
 
 def _check_tasks(tasks: "Iterable[VtabTask]", root: Path) -> None:
     from vitctl.cli.show.console import progress_of_steps, show_table
-    from vitctl.data.datasets.catalog import check_task
+    from vitctl.data.datasets.inventory import check_task
     from vitctl.errors import DataError
 
     rows, wrong = [], []

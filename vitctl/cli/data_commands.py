@@ -122,50 +122,63 @@ def number_of_workers(workers: int) -> int:
 
 
 def shards_of(photographs: str, runs: Path) -> Path:
-    """Convert a folder of class folders to shards next to the runs, once per state. Return their folder.
+    """Convert photographs to shards beside the runs, once for each content.
 
-    Raises DataError as `vitctl data shards`, or if the photos changed meanwhile.
+    Args:
+        photographs: a path with images that are no shards.
+        runs: folder of run folders.
+
+    Returns:
+        the folder of shards.
+
+    Raises:
+        DataError: as `vitctl data shards`; or the photos changed while they were converted.
     """
     from vitctl.cli.show.console import say
+    from vitctl.data.datasets.catalog import open_originals
+    from vitctl.data.datasets.converted import RECORD, find_shards, fingerprint, keep_record, shards_folder
     from vitctl.data.shards.index import find_splits
-    from vitctl.data.writer.intake import RECORD
     from vitctl.data.writer.shard_writer import write_originals
     from vitctl.errors import DataError
-    from vitctl.jobs.inputs.checks import fingerprint, shards_folder
-    from vitctl.system.files import write_text
 
     state = fingerprint(photographs)
-    out = shards_folder(photographs, runs, state)
-    if (out / RECORD).exists():
-        say(f"{photographs}: unchanged; using the shards of its photos in {out}")
-        return out
-    say(f"{photographs}: writing its photos as shards to {out}")
-    splits = check_photographs(photographs, out, "stop")
-    _write(splits, out, partial(write_originals, seed=0, workers=number_of_workers(-1)))
-    if find_splits(out).keys() != splits.keys() or fingerprint(photographs) != state:
-        raise DataError(photographs, "changed while its shards were written", "run the same command again")
-    write_text(out / RECORD, json.dumps(state) + "\n")
+    out = find_shards(runs, state)
+    if out is None:
+        originals = open_originals(photographs)
+        out = shards_folder(photographs, runs, originals)
+        if not (out / RECORD).exists():
+            say(f"{photographs}: writing its photos as shards to {out}")
+            splits = check_photographs(originals, photographs, out, "stop")
+            _write(splits, out, partial(write_originals, seed=0, workers=number_of_workers(-1)))
+            if find_splits(out).keys() != splits.keys() or fingerprint(photographs) != state:
+                text = "changed while its shards were written"
+                raise DataError(photographs, text, "run the same command again")
+            keep_record(out, photographs, state)
+            return out
+        keep_record(out, photographs, state)
+    say(f"{photographs}: unchanged; using the shards of its photos in {out}")
     return out
 
 
-def check_photographs(photographs: str, out: Path | None, bad: str) -> "Mapping[str, Originals]":
-    """Check a folder of photos as `vitctl data shards` does, and return what its shards would hold.
+def check_photographs(
+    originals: "dict[str, Originals]", photographs: str, out: Path | None, bad: str
+) -> "Mapping[str, Originals]":
+    """Check photographs as `vitctl data shards` does, and return what their shards would hold.
 
     Args:
-        out: gets the list of skipped files; None: nothing is written.
-        bad: value of --bad; "keep" decodes nothing.
+        originals: the splits.
+        photographs: their path.
+        out: gets the list of files that are left out; None: nothing is written.
+        bad: of --bad; "keep" decodes nothing.
 
     Raises DataError, whose message ends with a `vitctl data shards` command.
     """
-    from vitctl.data.datasets.catalog import open_originals
-
     shards = f"{photographs.rstrip('/') or photographs}-shards"
     command, then = (
         ["data", "shards", photographs, shards],
         f"; then train on them with --data {typed(shards)}",
     )
-    workers = number_of_workers(-1)
-    return _checked_splits(open_originals(photographs), photographs, out, bad, [], [], workers, command, then)
+    return _checked_splits(originals, photographs, out, bad, [], [], number_of_workers(-1), command, then)
 
 
 def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., Index]") -> None:
@@ -378,7 +391,7 @@ def list_sets(
     from dataclasses import asdict
 
     from vitctl.cli.show.console import show_table
-    from vitctl.data.datasets.catalog import list_inventory
+    from vitctl.data.datasets.inventory import list_inventory
 
     inventory = list_inventory(root)
     if as_json:
@@ -490,7 +503,7 @@ def export_vtab1k(
     For example: vitctl data export-vtab1k vtab-1k
     """
     from vitctl.cli.show.console import progress_of_steps, say
-    from vitctl.data.datasets.catalog import ABSENT, list_inventory
+    from vitctl.data.datasets.inventory import ABSENT, list_inventory
     from vitctl.data.datasets.vtab import VTAB
     from vitctl.data.datasets.vtab_images import export_shards, export_task
     from vitctl.errors import DataError, writing

@@ -203,7 +203,7 @@ def verify(
 
 @app.callback()
 def runs(context: typer.Context, in_: In = None) -> None:
-    """List runs, the newest first.
+    """List runs, the newest first, and what was converted from your data.
 
     For example: vitctl runs
 
@@ -220,7 +220,8 @@ def _folder(context: typer.Context, in_: Path | None) -> Path | None:
 
 def _list(folder: Path | None) -> None:
     from vitctl.cli.show.console import say
-    from vitctl.cli.show.run_views import show_list
+    from vitctl.cli.show.run_views import show_converted, show_list
+    from vitctl.data.datasets.converted import list_converted
     from vitctl.errors import CheckpointError
     from vitctl.launch.listing import list_runs
 
@@ -233,6 +234,7 @@ def _list(folder: Path | None) -> None:
         say(f"no runs in {RUNS} yet; to make one: vitctl pretrain --recipe smoke")
     else:
         say(f"no runs in {folder}")
+    show_converted(list_converted(folder or RUNS))
 
 
 @app.command("list")
@@ -280,17 +282,20 @@ def clean(
     in_: In = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking")] = False,
 ) -> None:
-    """Delete all checkpoints but the last and the best of each run.
+    """Delete all checkpoints but the last and the best of each run, and converted data that no run needs.
 
     For example: vitctl runs clean
 
-    Logs and results stay, and the run can still be resumed, scored and exported. Active runs are not touched.
+    Logs and results stay, and the run can still be resumed, scored and exported. Active runs are not touched,
+    nor is the cache of a day. RUNS alone leave converted data.
     """
     from vitctl.cli.show.run_views import clean_runs
-    from vitctl.launch.listing import list_runs
+    from vitctl.data.datasets.converted import list_converted
+    from vitctl.launch.listing import list_runs, unused
 
-    chosen = runs or [line.folder for line in list_runs(_folder(context, in_) or RUNS)]
-    clean_runs(chosen, yes=yes)
+    root = _folder(context, in_) or RUNS
+    chosen = runs or [line.folder for line in list_runs(root)]
+    clean_runs(chosen, [] if runs else unused(list_converted(root), chosen), yes=yes)
 
 
 @app.command()

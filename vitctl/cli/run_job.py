@@ -172,16 +172,10 @@ def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool =
     Raises DataError or CheckpointError. What the job would refuse is refused before any shard is written.
     """
     from vitctl.cli.data_commands import check_photographs, shards_of
-    from vitctl.data.writer.intake import RECORD
+    from vitctl.data.datasets.catalog import is_photographs, open_originals
+    from vitctl.data.datasets.converted import find_shards, fingerprint
     from vitctl.errors import DataError
-    from vitctl.jobs.inputs.checks import (
-        check_not_missing,
-        check_weights,
-        fingerprint,
-        fit_splits,
-        is_photographs,
-        shards_folder,
-    )
+    from vitctl.jobs.inputs.checks import check_not_missing, check_weights, fit_splits
     from vitctl.jobs.plan import plan_scoring
     from vitctl.recipe.images import Place
     from vitctl.recipe.load import Override, with_overrides
@@ -191,10 +185,10 @@ def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool =
     if not isinstance(data, Place) or not is_photographs(data.path):
         return loaded
     if dry_run:
-        folder = shards_folder(data.path, runs, fingerprint(data.path))
-        if not (folder / RECORD).exists():
-            print(f"{data.path}: photos; their shards would be written to {folder}")
-            check_photographs(data.path, None, "keep")
+        if find_shards(runs, fingerprint(data.path)) is None:
+            place = runs / "shards" / Path(data.path).resolve().name
+            print(f"{data.path}: photos; their shards would be written to {place}-...")
+            check_photographs(open_originals(data.path), data.path, None, "keep")
             return loaded
     elif not is_alone:
         raise DataError(

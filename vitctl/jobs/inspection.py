@@ -19,12 +19,10 @@ from vitctl.analysis.attention_maps import (
 )
 from vitctl.analysis.inspect_figures import Panel, draw_position_similarity
 from vitctl.analysis.observe import OF_IMAGES, PARTS, Observed, missing_parts, observe
-from vitctl.data.source.splits import select
 from vitctl.engine.computation import choose_attention, computed
 from vitctl.engine.journal import json_text
 from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError, LaunchError
-from vitctl.jobs.inputs.checks import is_photographs, planned_splits
 from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.jobs.inputs.given_images import ChosenImages, choose_images, find_images
 from vitctl.jobs.inputs.weights import (
@@ -426,10 +424,7 @@ def _chosen_images(
     if not (data.path or data.dataset):
         return None
     name = Path(data.path.rstrip("/")).name if data.path else data.dataset
-    if is_photographs(data.path):
-        source = select(data.eval_split, planned_splits(data.path), data.path)
-    else:
-        source = open_recipe_split(data, data.eval_split, folder / "data")
+    source = open_recipe_split(data, data.eval_split, folder / "data")
     return choose_images([source], num_images, seed, f"{name} {data.eval_split}")
 
 

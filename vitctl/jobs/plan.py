@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from vitctl.data.datasets.catalog import find_data_set, known_size, no_data
+from vitctl.data.datasets.catalog import find_data_set, is_photographs, known_size, no_data
 from vitctl.data.source.locate import locate_splits, no_index
-from vitctl.data.source.splits import select
 from vitctl.data.source.views import Source, check_labels
 from vitctl.engine.schedule import (
     check_batch,
@@ -28,8 +27,6 @@ from vitctl.jobs.inputs.checks import (
     check_heads,
     check_scored_head,
     find_network,
-    is_photographs,
-    planned_splits,
 )
 from vitctl.jobs.inputs.data import (
     FewshotSet,
@@ -42,6 +39,7 @@ from vitctl.jobs.inputs.data import (
     group_notes,
     open_recipe_split,
     open_train,
+    roles_note,
     sampling_notes,
     subset_size,
 )
@@ -315,7 +313,7 @@ def plan_training(
 
 
 def _networks(recipe: Pretrain | Finetune, size: "_Size") -> tuple[Config, Config | None, list[str]]:
-    notes = list(size.notes)
+    notes = [*filter(None, [roles_note(recipe, size.num_images, _num_scored(recipe.data))]), *size.notes]
     if size.source is not None and (uneven := corrected(recipe, size.source)):
         notes.append(uneven.note)
     if isinstance(recipe, Pretrain):
@@ -570,16 +568,21 @@ def call_with_timeout(seconds: float, call: Callable[[], T]) -> T | str:
     return answers[0] if answers else f"no answer within {seconds:g} s"
 
 
-def _planned_split(data: Place, split: str) -> Source:
-    if is_photographs(data.path):
-        return select(split, planned_splits(data.path), data.path, data.group_by)
-    return open_recipe_split(data, split, None)
+def _num_scored(data: TrainImages) -> int:
+    """Return how many images a training scores; 0 where that takes a look at a server or a mixture."""
+    if data.synthetic or data.mixture or not data.eval_split or is_remote(data.path):
+        return 0
+    try:
+        return len(open_recipe_split(data, data.eval_split, None))
+    except DataError:  # reported by the run; a plan needs no data
+        known = known_size(data.dataset, data.eval_split) if data.dataset and not data.path else None
+        return known[0] if known else 0
 
 
 def _group_notes(data: Place, split: str, source: Source) -> list[str]:
     sides = {split: source}
     if data.group_by and isinstance(data, TrainImages) and data.eval_split and not data.mixture:
-        sides[data.eval_split] = _planned_split(data, data.eval_split)
+        sides[data.eval_split] = open_recipe_split(data, data.eval_split, None)
     return group_notes(data, sides)
 
 
@@ -589,7 +592,7 @@ def _counted(data: Place, split: str) -> _Size:
         classes = find_data_set(data.dataset).num_classes if data.dataset else ASSUMED_CLASSES
         return _Size(trained.synthetic, classes, "synthetic images", [])
     if is_photographs(data.path):
-        source = _planned_split(data, split)
+        source = open_recipe_split(data, split, None)
         size = subset_size(trained, len(source)) if trained else len(source)
         notes = _group_notes(data, split, source)
         return _Size(size, len(source.class_names), f"{data.path}, photographs", notes, source)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vitctl.data.datasets.converted import SHARDS, Converted
 from vitctl.engine.journal import (
     CHECKPOINTS,
     LOG,
@@ -35,6 +37,7 @@ from vitctl.system.files import open_regular, read_toml
 from vitctl.system.text import typed
 
 T = TypeVar("T")
+_DAY = 86_400  # seconds
 _TAIL_BYTES = 2**16  # read from the end of steps.jsonl for its last line
 
 
@@ -293,3 +296,16 @@ def _starts_from(other: Path, run: Path) -> bool:
         return False
     places = [recipe.weights.source, recipe.distillation.teacher if isinstance(recipe, Finetune) else ""]
     return any(Path(one).resolve().is_relative_to(run.resolve()) for one in places if one)
+
+
+def unused(converted: Sequence[Converted], runs: Sequence[Path]) -> list[Converted]:
+    """Return the shards that no recipe of the runs names, and what was in the cache, which other folders
+    share, for a day without use.
+    """
+    recipes = [_unless_damaged(Path.read_text, run / RECIPE) or "" for run in runs]
+    return [
+        one
+        for one in converted
+        if not any(one.folder.name in recipe for recipe in recipes)
+        if one.folder.parent.name == SHARDS or one.when < time.time() - _DAY
+    ]

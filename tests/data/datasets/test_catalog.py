@@ -17,17 +17,15 @@ import pytest
 from tests.data.conftest import store
 from tests.data.datasets.conftest import BY_NAME, SPLITS, TASK, keys_of, plant, write
 from vitctl.data.datasets.catalog import (
-    ABSENT,
     TORCHVISION_SETS,
-    check_task,
     find_data_set,
-    list_inventory,
     open_originals,
     open_split,
     read_originals,
     read_torchvision,
     write_data_set,
 )
+from vitctl.data.datasets.inventory import ABSENT, check_task, list_inventory
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.datasets.vtab import TRAIN800_DIGESTS, VAL200_AND_TEST_DIGESTS, VTAB, in_vtab1k, names_digest
@@ -97,7 +95,7 @@ def test_open_originals__refuses(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="none: no such file or folder"):
         open_originals(str(tmp_path / "none"))
     (tmp_path / "a.rar").touch()
-    with pytest.raises(DataError, match=r"a.rar: should be a folder of class folders, an archive of them"):
+    with pytest.raises(DataError, match=r"a.rar: should be class folders, an archive of them"):
         open_originals(str(tmp_path / "a.rar"))
     with pytest.raises(DataError, match="torchvision:nothing is unknown"):
         open_originals("torchvision:nothing", root=tmp_path)

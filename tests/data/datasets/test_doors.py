@@ -1,18 +1,31 @@
 """The same photographs by every door of --data: folders, tables as other programs write them, archives."""
 
+import io
+import os
+import pickle
 import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.cli.conftest import Vitctl, vitctl  # noqa: F401
 from tests.docs.conftest import photo
-from vitctl.data.datasets.catalog import open_originals
+from tests.matrix import few
+from vitctl.cli.data_commands import shards_of
+from vitctl.cli.run_job import with_shards
+from vitctl.cli.show.measurements import BenchOptions, chosen_recipe
+from vitctl.data.datasets.catalog import is_photographs, open_originals, open_split
+from vitctl.data.datasets.converted import fingerprint, list_converted
+from vitctl.data.source.views import Source
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.checks import fingerprint, is_photographs
+from vitctl.jobs.inputs.given_images import find_images
+from vitctl.jobs.predict import known_classes
+from vitctl.recipe.load import Override, load_recipe
 
 CLASSES, COUNT = ("cat", "dog", "elk"), 4
 Place = Callable[[Path], Path]
@@ -42,7 +55,7 @@ def table(
 
     def make(place: Path) -> Path:
         folder = flat(place, inside)
-        lines = [header, *(row.format(*one) for one in ROWS)]
+        lines = [*filter(None, [header]), *(row.format(*one) for one in ROWS)]
         (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8-sig")
         return folder if gives_folder else folder / name
 
@@ -59,7 +72,9 @@ def packed(kind: str, inner: Place = folders, *, top: bool = True) -> Place:
                 for one in sorted(folder.rglob("*")):
                     archive.write(one, one.relative_to(folder.parent if top else folder))
         else:
-            with tarfile.open(file, "w:" + kind.partition("tar")[2].removeprefix(".")) as tar:
+            with tarfile.open(
+                file, f"w:{'gz' if kind == 'tgz' else kind.partition('tar')[2].removeprefix('.')}"
+            ) as tar:
                 tar.add(folder, folder.name if top else ".")
         shutil.rmtree(place / "inner")
         return file
@@ -75,6 +90,16 @@ DOORS: dict[str, Place] = {
     "Kaggle: images in a folder": table("id,breed", "{0}{1},{0}", inside="train", name="labels.csv"),
     "Kaggle: ids without ending": table("id,breed", "{0}{1},{0}", name="labels.csv"),
     "TSV": table("image\tcategory", "{0}{1}.jpg\t{0}", name="list.tsv"),
+    "JSON lines": table(
+        "",
+        '{{"file_name": "{0}{1}.jpg", "label": "{0}"}}',
+        name="metadata.jsonl",
+        gives_folder=True,
+    ),
+    "numbers and names": table("path,label,class_name", "{0}{1}.jpg,{0}!,{0}"),
+    "tgz of JSON lines": packed(
+        "tgz", table("", '{{"image": "{0}{1}.jpg", "class": "{0}"}}', name="a.jsonl")
+    ),
     "zip": packed("zip"),
     "zip without a top folder": packed("zip", top=False),
     "zip of a table": packed("zip", table("filename,target", "{0}{1}.jpg,{0}", name="train.csv")),
@@ -90,21 +115,67 @@ def held(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in found}
 
 
+def read_all(*sources: Source, class_names: tuple[str, ...] = CLASSES) -> list[tuple[str, bytes]]:
+    """The class and the bytes of each image, as predictions compare them with the answers."""
+    return sorted(
+        (class_names[label], source.read(number))
+        for source in sources
+        for number, (label, *_) in enumerate(known_classes(source, class_names).tolist())
+    )
+
+
 @pytest.mark.parametrize("door", DOORS)
-def test_door__has_the_same_images_and_classes(
+def test_door__has_the_same_images_and_classes_in_commands_and_in_python(
     door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`predict` and `inspect` take images; `inspect --data`, plans and Python a split."""
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
     source = DOORS[door](tmp_path)
-    before = held(source.parent)
+    before, wanted = held(source.parent), sorted((name, photo(name, number)) for name, number in ROWS)
     assert is_photographs(str(source))
-    (split,) = open_originals(str(source)).values()
-    assert split.class_names == CLASSES
-    found = sorted((split.class_names[item.label], item.read()) for item in split.items)  # type: ignore[index]
-    assert found == sorted((name, photo(name, number)) for name, number in ROWS)
-    assert {
-        path: path.stat().st_mtime_ns for path in source.parent.rglob("*") if "cache" not in path.parts
-    } == before
+    split = open_split("train", path=source)
+    assert split.class_names == CLASSES and read_all(pickle.loads(pickle.dumps(split))) == wanted
+    place = load_recipe("evaluate").recipe.data  # type: ignore[union-attr]
+    assert read_all(*find_images([str(source)], place, stdin=io.BytesIO(), note=print)) == wanted
+    assert read_all(*find_images([f"{source}:train"], place, stdin=io.BytesIO(), note=print)) == wanted
+    assert held(source.parent) == before
+
+
+@pytest.mark.parametrize("door", few(DOORS.keys(), "folders", "imagefolder", "tar.gz"))
+def test_door__of_jobs_and_bench_is_the_same_shards(
+    door: str, tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    source = DOORS[door](tmp_path / "given")
+    before, wanted = held(source.parent), sorted((name, photo(name, number)) for name, number in ROWS)
+    given = [Override("data.path", str(source)), Override("weights.source", str(pretrained))]
+    options = BenchOptions((), "smoke", 1.0, None, None, ())
+    recipes = [chosen_recipe(options, {"--data": ("data.path", str(source))})[0]]
+    for job, overrides in (("smoke", given[:1]), ("finetune", given), ("export", given)):
+        recipes.append(with_shards(load_recipe(job, overrides), Path("runs"), is_alone=True).recipe)
+    (shards,) = {recipe.data.path for recipe in recipes}
+    assert read_all(open_split("train", path=shards)) == wanted
+    assert held(source.parent) == before
+    (made,) = [one for one in list_converted(Path("runs")) if one.folder == Path(shards)]
+    assert made.made_of == str(source)
+
+
+def test_photographs__are_seen_to_change_and_are_converted_again_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    source, runs = folders(tmp_path), tmp_path / "runs"
+    first, file = shards_of(str(source), runs), source / "cat/cat0.jpg"
+    about, content = file.stat(), file.read_bytes()
+    file.write_bytes(content)  # the same again
+    assert shards_of(str(source), runs) == first
+    shutil.copytree(source, tmp_path / "elsewhere/photos")
+    assert shards_of(str(tmp_path / "elsewhere/photos"), runs) == first
+    file.write_bytes(content[:-1] + b"\0")
+    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (about.st_size, about.st_mtime_ns)
+    assert shards_of(str(source), runs) != first
 
 
 @pytest.mark.parametrize(
@@ -118,6 +189,7 @@ def test_door__has_the_same_images_and_classes(
             "has a column 'is_valid'; make it a column split",
         ),
         (table("path,label,splt", "{0}{1}.jpg,{0},train"), "has a column 'splt'; rename it, to split if"),
+        (table("path,label,class_name", "{0}{1}.jpg,{1},{0}"), "columns of class names and of labels do not"),
         (table("path,Label, label", "{0}{1}.jpg,{0},{0}"), "two columns have the same name"),
         (table("name,value", "{0}{1}.jpg,{0}"), "columns are name,value, should be path,label"),
     ],
@@ -125,6 +197,48 @@ def test_door__has_the_same_images_and_classes(
 def test_table__what_is_ambiguous_is_refused(make: Place, said: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         open_originals(str(make(tmp_path)))
+    assert said in str(caught.value)
+
+
+def test_folder__of_classes_beside_a_table_of_other_columns_is_refused(tmp_path: Path) -> None:
+    folder = folders(tmp_path)
+    (folder / "list.csv").write_text("bild,art\ncat/cat0.jpg,dog\n")
+    with pytest.raises(DataError, match="beside class folders; move it away to use the folders, or name its"):
+        open_originals(str(folder))
+
+
+@pytest.mark.parametrize("kind", ["npz", "npy"])
+def test_arrays__are_images_and_their_classes(kind: str, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 4, 3), np.uint8)
+    labels = np.arange(6)[:, None] % 2
+    source = tmp_path / f"images.{kind}"
+    if kind == "npy":
+        np.save(source, pixels), np.save(tmp_path / "labels.npy", labels)
+    else:
+        np.savez(source, train_images=pixels, train_labels=labels, x_val=pixels[:2], y_val=labels[:2], z=[0])
+    found = pickle.loads(pickle.dumps(open_split("train", path=source)))
+    assert (found.class_names, found.labels().tolist()) == (("0", "1"), [0, 1] * 3)
+    decoded = [np.array(Image.open(io.BytesIO(found.read(number)))) for number in range(6)]
+    assert np.array_equal(decoded, pixels)
+    assert kind == "npy" or len(open_split("validation", path=source)) == 2
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "said"),
+    [
+        (np.zeros((2, 4, 4, 3), np.float32), [0, 1], "images float32 [2, 4, 4, 3]"),
+        (np.zeros((2, 3, 4, 4), np.uint8), [0, 1], "should have images and labels of each split"),
+        (np.zeros((3, 4, 4), np.uint8), [0, 1], "labels int64 [2]"),
+        (np.zeros((2, 4, 4), np.uint8), [0, -2], "out of range"),
+        (np.array([{}, {}]), [0, 1], "not readable as arrays"),
+    ],
+)
+def test_arrays__of_another_kind_are_refused(
+    images: object, labels: object, said: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "a.npz", images=images, labels=labels)
+    with pytest.raises(DataError) as caught:
+        open_originals(str(tmp_path / "a.npz"))
     assert said in str(caught.value)
 
 

@@ -330,18 +330,16 @@ def without_index(index: Index) -> tuple[Path, bytes, list[object]]:
 
 @pytest.mark.parametrize("given", ["the set", "the split"])
 def test_data__shards_without_an_index_are_indexed_once_and_that_is_said(
-    make_split: MakeSplit, capsys: pytest.CaptureFixture[str], given: str
+    make_split: MakeSplit, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
 ) -> None:
     folder, text, inside = without_index(make_split(20))
     make_split(4, "test")
     source = open_split("train", path=str(folder.parent if given == "the set" else folder))
     assert contents(source) == inside
     assert source.class_names == ("a", "b", "c")  # which the shards tell
-    assert (folder / "index.json").read_bytes() == text
-    assert sorted(path.name for path in folder.iterdir() if path.suffix != ".tar") == [
-        "index.json",
-        "samples.npy",
-    ]
+    (made,) = (tmp_path / "cache/splits").iterdir()
+    assert (made / "index.json").read_bytes() == text
+    assert {path.suffix for path in folder.iterdir()} == {".tar"}  # nothing is written beside them
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
     told = (
@@ -363,7 +361,7 @@ def test_data__of_a_set_the_splits_that_lack_an_index_get_one(make_split: MakeSp
 
 
 def test_data__of_processes_that_begin_at_once_one_indexes(
-    make_split: MakeSplit, capfd: pytest.CaptureFixture[str]
+    make_split: MakeSplit, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder, text, _ = without_index(make_split(200, max_samples=100))
     fork = multiprocessing.get_context("fork")
@@ -375,13 +373,14 @@ def test_data__of_processes_that_begin_at_once_one_indexes(
     for process in running:
         process.join(60)
     assert [process.exitcode for process in running] == [0] * 4
-    assert (folder / "index.json").read_bytes() == text
+    (made,) = (tmp_path / "cache/splits").iterdir()
+    assert (made / "index.json").read_bytes() == text
     assert capfd.readouterr().err.count("without an index once") == 1
-    assert not list(folder.glob(".*"))
+    assert not [*folder.glob(".*"), *made.glob(".*")]
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
-def test_data__a_folder_that_cannot_be_written_says_what_to_type(
+def test_data__a_cache_that_cannot_be_written_says_what_to_set(
     make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     folder, _, _ = without_index(make_split(9))
@@ -390,10 +389,7 @@ def test_data__a_folder_that_cannot_be_written_says_what_to_type(
         raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr("vitctl.data.source.locate.open_lock", refused)
-    wanted = (
-        rf"no index, and none can be written there \(.*\); type `vitctl data index {folder} --out FOLDER`, "
-        r"then --data FOLDER$"
-    )
+    wanted = r"no index, and none can be written to .*cache/splits/.*; set VITCTL_CACHE to a folder"
     with pytest.raises(DataError, match=wanted):
         open_split("train", path=str(folder))
 
@@ -439,15 +435,17 @@ def test_data__a_damaged_shard_is_one_line_and_no_index_is_left(
     assert capsys.readouterr().err.endswith(" MiB ... \n")
 
 
-def test_data__a_shard_that_came_after_the_index_is_refused_and_not_left_untrained(
+def test_data__a_shard_that_came_later_is_indexed_or_refused_and_not_left_untrained(
     make_split: MakeSplit,
 ) -> None:
     folder, _, _ = without_index(make_split(20))
     assert len(open_split("train", path=str(folder.parent))) == 20
     first = sorted(folder.glob("*.tar"))[0]
     (folder / "later.tar").write_bytes(first.read_bytes())
+    assert len(open_split("train", path=str(folder.parent))) > 20
+    (folder / "later.tar").rename(folder.parent / "later.tar")
+    index_shards(sorted(folder.glob("*.tar")), source=INDEXED)
+    (folder.parent / "later.tar").rename(folder / "later.tar")
     for path in (folder, folder.parent):
         with pytest.raises(DataError, match=r"1 shard added after it was indexed \(such as"):
             open_split("train", path=str(path))
-    (folder / "later.tar").unlink()
-    assert len(open_split("train", path=str(folder.parent))) == 20

@@ -19,6 +19,7 @@ from vitctl.data.writer.intake import Item
 from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.checks import check_choices, fit_splits
+from vitctl.jobs.inputs.data import roles_note
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.write import flat
 from vitctl.system import remote
@@ -287,3 +288,35 @@ def test_fit_splits__a_server_that_fails_is_not_asked_a_second_time(monkeypatch:
     place = Override("data.path", f"http://127.0.0.1:{free_port()}/d", "--data")
     with pytest.raises(DataError, match="gave up after 1 attempt"):
         fit_splits(load_recipe("evaluate", [place]))
+
+
+def test_fit_splits__test_images_of_a_known_set_choose_nothing() -> None:
+    given = {"data.dataset": "cifar10", "evaluation.select_best": True, "checkpoint.keep_best": 1}
+    loaded = load_recipe("finetune", [Override(*one) for one in given.items()])
+    fitted, note = fit_splits(loaded)
+    assert (fitted.recipe.data.train_split, fitted.recipe.data.eval_split) == ("train[:90%]", "train[90%:]")
+    assert "test images choose nothing" in note
+    asked = load_recipe(
+        "finetune",
+        [*(Override(*one) for one in given.items()), Override("data.eval_split", "test", "--split")],
+    )
+    assert fit_splits(asked)[0].recipe.data.eval_split == "test"
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        ({}, "trained on 'train' (9 images), nothing chosen, scored on 'test' (3"),
+        (
+            {"sweep.lrs": (0.1, 0.2)},
+            "trained on 'train' (9 images), learning rate chosen on 'train[90%:]', scored on",
+        ),
+        (
+            {"evaluation.select_best": True, "checkpoint.keep_best": 1, "data.eval_split": "val"},
+            "trained on 'train' (9 images), checkpoint chosen on 'val', scored on 'val' (3 images)",
+        ),
+    ],
+)
+def test_roles__are_said_in_one_line(sets: dict[str, object], said: str) -> None:
+    recipe = load_recipe("finetune", [Override(*one) for one in sets.items()]).recipe
+    assert roles_note(recipe, 9, 3).startswith(said)  # type: ignore[arg-type]

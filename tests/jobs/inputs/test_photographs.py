@@ -10,10 +10,10 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.docs.conftest import photo
+from vitctl.data.datasets.catalog import is_photographs, original_splits
+from vitctl.data.datasets.converted import RECORD
 from vitctl.data.inspect.check_shards import unused_files
 from vitctl.data.source.splits import select
-from vitctl.data.writer.intake import RECORD
-from vitctl.jobs.inputs.checks import is_photographs, planned_splits
 
 QUICK = ("--steps", 2, "--batch-size", 4, "--set", "machine.device=cpu", "--set", "machine.workers=0")
 
@@ -31,6 +31,10 @@ def photos(tmp_path: Path) -> Path:
 def made(home: Path) -> Path:
     (folder,) = (home / "runs" / "shards").iterdir()
     return folder
+
+
+def state(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != RECORD}
 
 
 def provenance(run: Path) -> dict[str, object]:
@@ -52,10 +56,10 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
     shard = "train/shard-000000.tar"
     assert (folder / shard).read_bytes() == (tmp_path / "by-hand" / shard).read_bytes()
 
-    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    times = state(folder)
     said = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--out", "runs/e")
     assert said.code == 0 and "unchanged; using the shards" in said.out
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
+    assert state(folder) == times
     plan = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--dry-run")
     assert (
         plan.code == 0
@@ -68,7 +72,7 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
 
     assert vitctl(*line).code == 0  # the same command again
     assert vitctl("resume", "runs/a").code == 0
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
+    assert state(folder) == times
 
 
 def test_finetune__changed_photographs_get_new_shards_and_are_not_scored_by_the_split_of_before(
@@ -158,10 +162,10 @@ def test_planned_splits__parts_of_two_folders_in_one_process(photos: Path, tmp_p
     for number in range(2):
         (tmp_path / "OTHER" / "cat" / f"{number}.jpg").write_bytes(photo("cat", number))
     sizes = [
-        len(select("train[:50%]", planned_splits(str(folder)))) for folder in (photos, tmp_path / "OTHER")
+        len(select("train[:50%]", original_splits(str(folder)))) for folder in (photos, tmp_path / "OTHER")
     ]
     assert sizes == [5, 1]
-    assert len(select("train[:50% of each class]", planned_splits(str(tmp_path / "OTHER")))) == 1
+    assert len(select("train[:50% of each class]", original_splits(str(tmp_path / "OTHER")))) == 1
 
 
 def test_is_photographs__class_folders_and_no_shards(photos: Path, tmp_path: Path) -> None:

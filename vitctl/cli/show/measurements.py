@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitctl.cli.flags import Flags, value_of
-from vitctl.cli.run_job import start_command, started_processes
+from vitctl.cli.run_job import fitted, start_command, started_processes, with_shards
 from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.engine.preemption import stop_on_signals
 from vitctl.errors import RecipeError, refuse, writing
@@ -109,7 +109,9 @@ def chosen_recipe(
     if model and not is_plain:
         raise RecipeError(model, "a name alone is a plain network", "leave out --recipe, or give --model")
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items()]
-    recipe = load_recipe(name, [*overrides, *started_processes(member, None, overrides)]).recipe
+    loaded = load_recipe(name, [*overrides, *started_processes(member, None, overrides)])
+    loaded = with_shards(loaded, Path("runs"), is_alone=member is None)
+    recipe = fitted(loaded, with_timeout=False).recipe
     if not isinstance(recipe, Pretrain | Finetune):
         raise RecipeError(
             f"recipe '{name}' is for `vitctl {recipe.job}`: bench needs a recipe of pretrain or finetune"

@@ -12,11 +12,12 @@ import typer
 
 from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.cli.show.render import Screen, show_result
+from vitctl.data.datasets.converted import Converted
 from vitctl.engine.journal import LOG, RECIPE, RESULT, Report, read_records
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.record.result import read_own_records, read_result
 from vitctl.launch.launcher import Follower
-from vitctl.launch.listing import RunLine, read_line
+from vitctl.launch.listing import RunLine, read_line, size_on_disk
 from vitctl.launch.run_folder import LOGS, NOW, is_running
 from vitctl.launch.sweep_cells import is_done, run_cells
 from vitctl.models.flops import count_macs
@@ -56,6 +57,20 @@ def show_list(lines: Sequence[RunLine], root: Path) -> None:
     show_table(header, rows, left=("recipe", "state"))
     total = bytes_text(sum(line.num_bytes for line in lines))
     say(f"{count_text(len(lines), 'run')} in {root}, {total}")
+
+
+def show_converted(converted: Sequence[Converted]) -> None:
+    """Print what was made of the user's data, what was used last first."""
+    if not converted:
+        return
+    sizes = [size_on_disk(one.folder) for one in converted]
+    rows = [
+        (one.folder.name, one.made_of, _ago(one.when), bytes_text(size))
+        for one, size in zip(converted, sizes, strict=True)
+    ]
+    show_table(("converted data", "made of", "used", "size"), rows, left=("made of",))
+    places = " and ".join(dict.fromkeys(str(one.folder.parent) for one in converted))
+    say(f"{bytes_text(sum(sizes))} in {places}; `vitctl runs clean` deletes what no run needs")
 
 
 def show_run(folder: Path) -> None:
@@ -138,8 +153,13 @@ def _ago(seconds: float) -> str:
     return "now"
 
 
-def clean_runs(runs: Sequence[Path], *, yes: bool) -> None:
-    """Print which checkpoints can be deleted, ask (or raise CheckpointError), and delete them."""
+def clean_runs(runs: Sequence[Path], converted: Sequence[Converted], *, yes: bool) -> None:
+    """Print which checkpoints and converted data can be deleted, ask, and delete them.
+
+    Raises:
+        CheckpointError: there is nobody to ask, and `yes` was not given.
+    """
+    from vitctl.data.datasets.converted import delete
     from vitctl.launch.listing import all_removals, remove
 
     removals = all_removals(runs)
@@ -147,17 +167,24 @@ def clean_runs(runs: Sequence[Path], *, yes: bool) -> None:
         if removal.reason:
             say(f"not touched: {removal.reason}")
     removals = [removal for removal in removals if removal.folders]
-    if not removals:
+    if not removals and not converted:
         say("nothing to delete: every checkpoint is the last or the best of its run")
         return
     rows = [
         (str(r.run), f"{len(r.folders)}", bytes_text(r.num_bytes), ", ".join(map(str, r.kept)))
         for r in removals
     ]
-    show_table(("run", "checkpoints to delete", "frees", "steps that stay"), rows, left=("steps that stay",))
-    total = sum(removal.num_bytes for removal in removals)
+    header = ("run", "checkpoints to delete", "frees", "steps that stay")
+    if rows:
+        show_table(header, rows, left=("steps that stay",))
+    sizes = {one: size_on_disk(one.folder) for one in converted}
+    for one, size in sizes.items():
+        say(f"{one.folder}, converted from {one.made_of}: {bytes_text(size)}, and no run here needs it")
+    total = sum(removal.num_bytes for removal in removals) + sum(sizes.values())
     number = sum(len(removal.folders) for removal in removals)
-    question = f"delete {count_text(number, 'checkpoint')}, {bytes_text(total)}?"
+    what = [count_text(number, "checkpoint")] * bool(rows)
+    what += [count_text(len(sizes), "folder") + " of converted data"] * bool(sizes)
+    question = f"delete {' and '.join(what)}, {bytes_text(total)}?"
     if not yes:
         if not sys.stdin.isatty():
             raise CheckpointError(f"{question} there is no terminal to answer on", fix="add --yes")
@@ -168,6 +195,9 @@ def clean_runs(runs: Sequence[Path], *, yes: bool) -> None:
             freed += remove(removal)
         except LaunchError as error:
             say(f"not touched: {error}")
+    for one, size in sizes.items():
+        delete(one)
+        freed += size
     say(f"freed {bytes_text(freed)}")
 
 

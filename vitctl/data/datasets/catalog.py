@@ -1,13 +1,13 @@
 """Look up data sets: known ones by name, original files by their format, shards by name or location."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
+from vitctl.data.datasets.readers.arrays import read_pairs
 from vitctl.data.datasets.readers.class_folder import (
-    CALTECH101_SPLIT,
     is_class_tar,
     read_class_folder,
     read_class_tar,
@@ -24,19 +24,14 @@ from vitctl.data.datasets.readers.table import (
     read_table,
 )
 from vitctl.data.datasets.vtab import (
-    VAL200_AND_TEST_DIGESTS,
-    VTAB,
-    VtabTask,
     in_vtab1k,
-    is_published_train800,
-    names_digest,
 )
 from vitctl.data.shards.index import find_splits
 from vitctl.data.source.locate import check_one_kind, locate_splits, no_index, tars
-from vitctl.data.source.splits import ROLES, resolve, select
+from vitctl.data.source.splits import ROLES, TABLES, resolve, select
 from vitctl.data.source.stores import ShardSource, SyntheticSource, open_index
-from vitctl.data.source.views import Source, source_texts, split_sources
-from vitctl.data.writer.intake import Item, Originals
+from vitctl.data.source.views import Source, split_sources
+from vitctl.data.writer.intake import Item, OriginalImages, Originals
 from vitctl.data.writer.shard_writer import write_originals
 from vitctl.errors import DataError, explaining
 from vitctl.system.files import leads_out, parsing
@@ -110,9 +105,9 @@ def open_split(
 
     Args:
         split: an expression such as "train", "train[:98%]", "train[:800]+validation[:200]".
-        path: folder of shards, or any other location that `locate_splits` accepts; takes precedence over
-            `dataset`.
-        dataset: a known name; its shards are expected in `root/name`.
+        path: what --data takes: shards, see `locate_splits`, or photographs, see `open_originals`, which are
+            read where they are; takes precedence over `dataset`.
+        dataset: a known name, looked for as `root/name`.
         root: folder of known data sets.
         scratch: where sets that come with vitctl are written if `root` has none.
         cache_bytes: size limit of the cache of remote shards; 0 reads single images.
@@ -128,6 +123,8 @@ def open_split(
         DataError: one line that says what is missing and how to get it.
     """
     path = str(path)
+    if is_photographs(path):
+        return select(split, original_splits(path), path, group_by)
     folder = path or str(_folder(split, dataset, root, scratch))
     splits = locate_splits(folder, split, makes_index=bool(path))
     if path and not splits:
@@ -222,8 +219,8 @@ def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Pa
 # to its splits in `readers/`.
 FILES: dict[str, Callable[[Path], dict[str, Originals]]] = {
     ".tar": lambda path: _open_tar(path),
-    ".csv": read_table,
-    ".tsv": read_table,
+    **dict.fromkeys(TABLES, read_table),
+    **dict.fromkeys((".npz", ".npy"), read_pairs),
     ".parquet": lambda path: read_parquet([path]),
     **dict.fromkeys((".zip", ".gz", ".tgz", ".bz2", ".xz", ".txz"), lambda path: _open_packed(path)),
 }
@@ -273,16 +270,31 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
         if read is None:
             raise DataError(
                 source,
-                "should be a folder of class folders, an archive of them, a .csv or .tsv table, or .parquet",
+                "should be class folders, an archive of them, a table (.csv, .jsonl, .parquet) or arrays",
                 "unpack other archives first",
             )
         return read(path)
 
 
-def is_original_file(path: Path) -> bool:
-    """Return whether a file holds images that are not shards: a table, an archive, a tar of folders."""
-    suffix = path.suffix.lower()
-    return suffix in FILES and path.is_file() and (suffix != ".tar" or is_class_tar(path))
+def is_photographs(path: str) -> bool:
+    """Return whether a path has images that are no shards: a local folder with class folders or with a table,
+    a table, or an archive of one of these.
+    """
+    place = Path(path)
+    if path and place.is_file():
+        suffix = place.suffix.lower()
+        return suffix in FILES and (suffix != ".tar" or is_class_tar(place))
+    if not path or not place.is_dir() or find_splits(place) or next(tars(place), None):
+        return False
+    return any((one.is_dir() and one.name[0] != ".") or lists_images(one) for one in place.iterdir())
+
+
+def original_splits(path: str) -> dict[str, Source]:
+    """Open photographs as the splits that their shards will have, in another order; nothing is decoded.
+
+    Raises DataError.
+    """
+    return {name: OriginalImages(name, originals) for name, originals in open_originals(path).items()}
 
 
 def _open_tar(path: Path) -> dict[str, Originals]:
@@ -325,6 +337,14 @@ def _open_folder(folder: Path) -> dict[str, Originals]:
         check_one_kind(folder, tar)
     if tar and not sort_files(folder)[0]:
         return {split: _read_shards(place.folder) for split, place in locate_splits(str(folder), "").items()}
+    return read_listed(folder) or read_class_folder(folder)
+
+
+def read_listed(folder: Path) -> dict[str, Originals]:
+    """Read a folder of images with a table, or with one in the folder of each split; {} where there is none.
+
+    Raises DataError.
+    """
     if table := table_of(folder):
         return read_table(table)
     inside = {
@@ -333,15 +353,13 @@ def _open_folder(folder: Path) -> dict[str, Originals]:
         if one.name.lower() in ROLES and one.is_dir()
         if (table := table_of(one))
     }
-    if inside:
-        return read_split_tables(inside)
-    return read_class_folder(folder)
+    return read_split_tables(inside) if inside else {}
 
 
 def table_of(folder: Path) -> Path | None:
     """Return the table that lists a folder's images; None if none. Raises DataError if it is ambiguous."""
     held = sorted(folder.iterdir())
-    listed = [one for one in held if one.suffix.lower() in (".csv", ".tsv")]
+    listed = [one for one in held if one.suffix.lower() in TABLES]
     tables = [one for one in listed if lists_images(one)]
     known = (*ROLES, *FOLDERS, *(one.stem.lower() for one in listed))
     classes = [
@@ -353,7 +371,13 @@ def table_of(folder: Path) -> Path | None:
         and len(listed) == 1
         and not any(one.is_dir() for one in folder.glob("*/*"))
     ):
-        return listed[0]  # its reader reports the problem
+        return listed[0]  # whose reader says what is wrong with it
+    if not tables and classes and listed:
+        raise DataError(
+            listed[0],
+            "its columns are not those of images, and it is beside class folders",
+            "move it away to use the folders, or name its columns path,label",
+        )
     if not tables:
         return None
     if len(tables) > 1:
@@ -411,117 +435,3 @@ def read_torchvision(name: str, root: Path, *, download: bool) -> dict[str, Orig
         )
         for split, originals in splits.items()
     }
-
-
-# The paper's transfer and few-shot sets (Section 4.1; big_vision's few-shot list), and those of pre-training.
-USES = {
-    "transfer": ("imagenet", "imagenet_v2", "objectnet", "cifar10", "cifar100", "pets", "flowers102"),
-    "few-shot": (
-        *("caltech101", "cars196", "birds", "dtd", "uc_merced", "colorectal", "pets", "cifar100", "imagenet"),
-    ),
-    "robustness": ("imagenet_v2", "objectnet", "imagenet_a", "imagenet_r", "imagenet_sketch", "imagenet_c"),
-    "pre-training": ("imagenet", "imagenet21k", "jft300m"),
-}
-ABSENT, SHARDS, BUILT_IN = "absent", "shards", "built in"
-MATCH, COUNTS = "match", "counts match, no digest known"
-
-
-@dataclass(frozen=True)
-class InventoryEntry:
-    """A known data set, and its state on disk.
-
-    Args:
-        uses: in the paper and this project.
-        num_classes: size of its head.
-        sizes: images of each split, from the catalog.
-        state: absent, shards, built in, damaged, or which part or copy is there, in words.
-        ready: whether `--dataset NAME` works.
-    """
-
-    name: str
-    uses: tuple[str, ...]
-    num_classes: int
-    sizes: dict[str, int]
-    state: str
-    ready: bool
-
-
-def list_inventory(root: Path) -> list[InventoryEntry]:
-    return [_holding(row, root) for row in DATA_SETS.values()]
-
-
-def _holding(row: DataSet, root: Path) -> InventoryEntry:
-    try:
-        indexes = {name: open_index(place) for name, place in find_splits(root / row.name).items()}
-        notes = dict.fromkeys(index.source for index in indexes.values())
-        missing = [name for name in row.sizes if name not in indexes and "train800" not in indexes]
-        state = "; ".join(text for text in notes if "partial" in text or "copy" in text) or SHARDS
-        if not indexes:
-            state = ABSENT if row.make is None else BUILT_IN
-        elif missing:
-            state = f"{SHARDS} without {', '.join(missing)}"
-        is_ready = bool(indexes) or row.make is not None
-    except DataError as error:
-        state, is_ready = f"damaged: {error}", False
-    uses = [f"VTAB {task.group}" for task in VTAB if task.data_set == row.name]
-    uses += [use for use, names in USES.items() if row.name in names]
-    return InventoryEntry(row.name, tuple(uses), row.num_classes, dict(row.sizes), state, is_ready)
-
-
-@dataclass(frozen=True)
-class TaskCheck:
-    """The check of one VTAB-1k task against published digests.
-
-    Args:
-        sizes: images of train800, val200 and test; empty if the set is absent.
-        verdict: "match" if everything known about the images agrees; otherwise in words.
-        is_wrong: whether the images claim to be the benchmark's but are not.
-    """
-
-    task: str
-    num_classes: int
-    sizes: tuple[int, ...]
-    digests: tuple[str, ...]
-    verdict: str
-    is_wrong: bool = False
-
-
-def check_task(
-    task: VtabTask, root: Path, progress: Callable[[int, int], None] = lambda _done, _total: None
-) -> TaskCheck:
-    """Compare the keys of a task's images with published digests; `progress` gets (splits done, 3)."""
-    if not find_splits(root / find_data_set(task.data_set).name):
-        return TaskCheck(task.name, task.num_classes, (), (), ABSENT)
-    try:
-        opened = [open_split(split, dataset=task.data_set, root=str(root)) for split in task.splits.values()]
-    except DataError as error:
-        return TaskCheck(task.name, task.num_classes, (), (), str(error), is_wrong=True)
-    keys = []
-    for done, source in enumerate(opened):
-        keys.append([source.key(sample) for sample in range(len(source))])
-        progress(done + 1, len(opened))
-    digests = tuple(map(names_digest, keys))
-    sizes = tuple(map(len, opened))
-    return TaskCheck(task.name, task.num_classes, sizes, digests, *_verdict(task, opened, keys[0], digests))
-
-
-def _verdict(
-    task: VtabTask, opened: list[Source], train800: list[str], digests: tuple[str, ...]
-) -> tuple[str, bool]:
-    copies = [text for source in opened for text in source_texts(source) if "copy" in text]
-    published = is_published_train800(task, train800)
-    agree = {"train800": published}
-    for split, digest, wanted in zip(
-        ("val200", "test"), digests[1:], VAL200_AND_TEST_DIGESTS.get(task.name, (None, None)), strict=True
-    ):
-        agree[split] = None if wanted is None else digest == wanted
-    wrong = [split for split, same in agree.items() if same is False]
-    if copies and wrong:
-        return f"a copy without the original names: {copies[0]}", False
-    if wrong:
-        return f"NO MATCH: {', '.join(wrong)}", True
-    if task.name == "caltech101":
-        return f"ours: {CALTECH101_SPLIT}; the benchmark's split cannot be drawn again", False
-    known = [split for split, same in agree.items() if same]
-    text = f"{MATCH} ({', '.join(known)})" if known else COUNTS
-    return text + (f"; {copies[0]}" if copies else ""), False

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from vitctl.data.datasets.catalog import find_data_set
+from vitctl.data.datasets.converted import RECORD
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.images.pixel_digest import pixel_digest
 from vitctl.data.inspect.duplicates import MATCHES
@@ -20,7 +21,6 @@ from vitctl.data.source.splits import DIGEST, image_digest, read_exclusion
 from vitctl.data.source.splits import FILE as EXCLUDED
 from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import check_labels, sample_key
-from vitctl.data.writer.intake import RECORD
 from vitctl.data.writer.intake import REPORT as INTAKE
 from vitctl.errors import DataError
 from vitctl.system.pool import Done, counted, run_tasks

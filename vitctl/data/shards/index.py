@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -240,8 +240,13 @@ def find_splits(folder: Path) -> dict[str, Path]:
     if (folder / INDEX_FILE).is_file():
         return {folder.resolve().name: folder}
     splits = {path.parent.name: path.parent for path in folder.glob(f"*/{INDEX_FILE}")}
+    return {name: splits[name] for name in in_usual_order(splits)}
+
+
+def in_usual_order(splits: Collection[str]) -> list[str]:
+    """Return names of splits, `train` first."""
     first = [name for name in _USUAL_SPLITS if name in splits]
-    return {name: splits[name] for name in (*first, *sorted(splits.keys() - set(first)))}
+    return [*first, *sorted({*splits} - {*first})]
 
 
 def table_limits(text: bytes) -> dict[str, int]:

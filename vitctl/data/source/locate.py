@@ -22,10 +22,10 @@ from braceexpand import braceexpand
 
 from vitctl.data.images.image_types import exclusion_reason, is_system_file
 from vitctl.data.shards.cache import ShardCache
-from vitctl.data.shards.index import INDEX_FILE, find_splits, table_limits
+from vitctl.data.shards.index import INDEX_FILE, find_splits, in_usual_order, table_limits
 from vitctl.data.shards.indexing import index_shards
 from vitctl.data.source.rows import Ranges
-from vitctl.data.source.splits import ROLES, read_exclusion, without_excluded
+from vitctl.data.source.splits import ROLES, TABLES, read_exclusion, without_excluded
 from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source, class_zero_note, subset, unlabelled_samples
 from vitctl.errors import DataError
@@ -34,6 +34,7 @@ from vitctl.system.address import without_queries
 from vitctl.system.files import (
     atomic_write,
     cache_folder,
+    file_state,
     inside,
     lock_alone,
     locked,
@@ -61,7 +62,6 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
 _MAX_NAMES = 10**6
-TABLES = (".csv", ".tsv", ".parquet")
 PACKED = (".zip", ".gz", ".tgz", ".xz", ".txz", ".bz2", ".tbz2", ".zst", ".7z", ".rar")
 _UNPACK = "if it is an archive, unpack it, and give its folder"
 _ASKED, _MAX_ASKED_BYTES = f"{INDEX_FILE}.asked", 1000  # start time of the last command that requested it
@@ -139,9 +139,8 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
     if is_folder and is_remote(text):
         return _remote_splits(check_address(text.rstrip("/")), names)
     if is_folder:
-        if makes_index:
-            _index_folder(Path(text), names)
-        return {name: SplitLocation(folder) for name, folder in find_splits(Path(text)).items()}
+        places = find_splits(Path(text)) | (_index_folder(Path(text), names) if makes_index else {})
+        return {name: SplitLocation(places[name]) for name in in_usual_order(places)}
     shards = expand(text)
     folders = {shard.rpartition("/")[0] for shard in shards}
     if len(folders) != 1 or not all(shard.endswith(".tar") for shard in shards):
@@ -178,9 +177,9 @@ def no_index(path: str, split: str = "train") -> DataError:
     shard = next(tars(folder), None)
     is_file = not folder.is_dir()
     inside = [folder] if is_file else [*folder.iterdir()]
-    if shard is None and any(one.suffix.lower() in TABLES or one.is_dir() for one in inside):
+    if shard is None and any(one.suffix.lower() in (*TABLES, ".parquet") or one.is_dir() for one in inside):
         out = typed(f"{folder.with_suffix('') if is_file else path.rstrip('/')}-shards")
-        tables = [one for one in inside if one.suffix.lower() in (".csv", ".tsv")]
+        tables = [one for one in inside if one.suffix.lower() in TABLES]
         source = path if any(one.is_dir() for one in inside) or not tables else tables[0]
         fix = f"make them with `vitctl data shards {typed(source)} {out}`, then give {out} instead"
         return DataError(path, "holds no shards", fix)
@@ -250,20 +249,34 @@ def _expand_braces(text: str) -> Iterable[str]:
     return braceexpand(text, escape=False)
 
 
-def _index_folder(folder: Path, splits: Sequence[str]) -> None:
-    """Index the shards in a folder, or in its subfolders named like splits, if they have no index yet."""
+def _index_folder(folder: Path, splits: Sequence[str]) -> dict[str, Path]:
+    """Index the shards in a folder, or in its subfolders that are named like splits, where there is no index.
+
+    Args:
+        folder: local; nothing is written there.
+        splits: names to look for in addition to the common ones.
+
+    Returns:
+        split name to the folder of its index, of the splits without one of their own.
+
+    Raises:
+        DataError: a shard is damaged or incomplete, the shards belong to several splits by name, or the
+            cache is read-only.
+    """
     candidates = [folder]
     has_shards = any(tars(folder, "*.tar")) and not any(folder.glob(f"*/{INDEX_FILE}"))
     if not has_shards and not (folder / INDEX_FILE).exists():
         names = dict.fromkeys((*splits, *ROLES))
         candidates = [inside(folder, name, error=DataError) for name in names if name]
+    made = {}
     for candidate in candidates:
         if (candidate / INDEX_FILE).exists():
             _check_none_added(candidate)
         elif paths := sorted(tars(candidate, "*.tar")):
             check_one_kind(folder, paths[0])
             _check_one_split(candidate, paths)
-            _index_once(candidate, paths)
+            made[candidate.resolve().name] = _index_list(paths)
+    return made
 
 
 def tars(folder: Path, pattern: str = "**/*.tar") -> Iterator[Path]:
@@ -302,21 +315,23 @@ def _check_none_added(folder: Path) -> None:
 
 
 def _index_list(paths: Sequence[Path]) -> Path:
-    """Index selected shards of a folder without an index, in the cache, and return the folder of the index.
+    """Index shards without an index. It is stored in the cache, with links to them.
 
-    A changed shard (path, size or mtime) gets a new index.
+    A changed shard gives a new index.
+
+    Returns:
+        the folder of the index.
+
+    Raises:
+        DataError: as `index_shards`; or a shard does not exist.
     """
-    state = ""
-    for path in paths:
-        try:
-            found = path.stat()
-        except OSError as error:
-            raise DataError(path, f"cannot be read ({error.strerror})") from None
-        state += f"{path.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0"
-    folder = _cached_index(state, "surrogateescape")
+    if missing := [path for path in paths if not path.exists()]:
+        raise DataError(missing[0], "no such file")
+    folder = _cached_index(repr([(str(path.resolve()), file_state(path)) for path in paths]))
     if not (folder / INDEX_FILE).exists():
-        folder.mkdir(parents=True, exist_ok=True)
         _index_once(folder, paths)
+    with suppress(OSError):  # when it was used last
+        os.utime(folder / INDEX_FILE)
     return folder
 
 
@@ -339,6 +354,7 @@ def _check_one_split(folder: Path, paths: Sequence[Path]) -> None:
 def _index_once(folder: Path, paths: Sequence[Path]) -> None:
     """Write the index under a lock, so that one process does it and others wait."""
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with open_lock(folder / _LOCK) as lock:
             lock_alone(lock.fileno(), folder, error=DataError, seconds=math.inf)
             try:
@@ -350,9 +366,9 @@ def _index_once(folder: Path, paths: Sequence[Path]) -> None:
         if error.errno not in _READ_ONLY:
             raise
         raise DataError(
-            folder,
-            f"its shards have no index, and none can be written there ({error.strerror})",
-            f"type `vitctl data index {folder} --out FOLDER`, then --data FOLDER",
+            paths[0].parent,
+            f"its shards have no index, and none can be written to {folder} ({error.strerror})",
+            "set VITCTL_CACHE to a folder that can be written",
         ) from None
 
 
@@ -364,8 +380,7 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
         end=" ... ",
     )
     try:
-        out = None if paths[0].parent == folder else folder
-        index = index_shards(paths, out, source=INDEXED, workers=default_workers(), note=notes.append)
+        index = index_shards(paths, folder, source=INDEXED, workers=default_workers(), note=notes.append)
         seconds = time.monotonic() - began
         classes = count_text(len(index.class_names), "class", "classes")
         unlabelled = len(unlabelled_samples(ShardSource(index)))
@@ -449,9 +464,9 @@ def _update_index(url: str, folder: Path, since: float) -> None:
         print(f"warning: {one_line(str(error))}; the cached index is used", file=sys.stderr)
 
 
-def _cached_index(name: str, errors: str = "surrogatepass") -> Path:
+def _cached_index(name: str) -> Path:
     """Return the cache folder for an index, keyed by the address of its split or the state of its shards."""
-    return cache_folder() / "splits" / hashlib.sha256(name.encode("utf-8", errors)).hexdigest()[:24]
+    return cache_folder() / "splits" / hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
 def _fetch_index(url: str, folder: Path, text: bytes) -> None:

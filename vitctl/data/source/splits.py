@@ -31,6 +31,8 @@ ROLES = {
     **dict.fromkeys(NOT_TRAINED[:2], TEST),
     **dict.fromkeys(NOT_TRAINED[2:], VALIDATION),
 }
+JSON_LINES = (".jsonl", ".ndjson")
+TABLES = (".csv", ".tsv", *JSON_LINES)  # that list images
 _GROUP_COLUMN = re.compile(r"(.+\.(?i:[ct]sv)):(.+)")
 _PART = re.compile(r"(?P<split>\w+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?(?P<each> of each class)?\])?")
 

@@ -1,5 +1,6 @@
 """Images and labels on their way into shards: checked, counted, converted."""
 
+import hashlib
 import re
 import shlex
 import unicodedata
@@ -10,6 +11,8 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from vitctl.data.images.decode import CONVERSION, BadSample, open_picture, without_heic
 from vitctl.data.images.image_types import HEAD_BYTES, is_heic
@@ -87,9 +90,43 @@ class Originals:
     doubts: tuple[Doubt, ...] = ()
 
 
+class OriginalImages:
+    """The images of a split where they are, in the order of their reader; a `Source`."""
+
+    parts = ()
+
+    def __init__(self, split: str, originals: Originals) -> None:
+        self.items, self.class_names = originals.items, originals.class_names
+        given = [item.label if isinstance(item.label, tuple) else (item.label,) for item in self.items]
+        width = max([1, *map(len, given)])
+        labels = np.array([(*one, *[-1] * (width - len(one))) for one in given], np.int64)
+        self._labels = labels if any(isinstance(item.label, tuple) for item in self.items) else labels[:, 0]
+        names = repr((split, [item.key for item in self.items]))  # the order of a part depends on them
+        self.digest = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
+        """Return the labels of the given samples, or of all: int64 `[n]`, or `[n, L]` padded with -1."""
+        return self._labels if samples is None else self._labels[samples]
+
+    def key(self, sample: int) -> str:
+        """Return the name of the sample."""
+        return self.items[sample].key
+
+    location = key
+
+    def read(self, sample: int) -> bytes:
+        """Return the encoded image. Raises `BadSample` with the reason if it cannot be read."""
+        try:
+            return read_item(self.items[sample])
+        except DataError as error:
+            raise BadSample(str(error)) from None
+
+
 Bad = Literal["stop", "skip", "keep"]
 REPORT = "intake.csv"
-RECORD = "photographs.json"  # in the folder of shards made of photos, written last: their sources
 _IMAGES_PER_TASK = 64
 # Marks of a missing label, in numbers and in other programs' tables.
 NO_LABEL = ("-1", "nan", "na", "n/a", "#n/a", "<na>", "nil", "none", "null", "?", "unlabeled", "unlabelled")

@@ -3,11 +3,8 @@
 The data may be folders of photographs, or have other splits than the recipe names.
 """
 
-import hashlib
-import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,16 +13,13 @@ import numpy as np
 
 from vitctl.data.datasets.catalog import (
     find_data_set,
-    is_original_file,
-    listed_files,
+    is_photographs,
     missing_shards,
-    open_originals,
+    original_splits,
 )
 from vitctl.data.datasets.readers.imagenet import is_part_of_imagenet
 from vitctl.data.datasets.readers.original_files import class_list
-from vitctl.data.datasets.readers.table import lists_images
-from vitctl.data.shards.index import find_splits
-from vitctl.data.source.locate import locate_splits, no_index, tars
+from vitctl.data.source.locate import locate_splits, no_index
 from vitctl.data.source.splits import (
     NOT_TRAINED,
     ROLES,
@@ -37,7 +31,6 @@ from vitctl.data.source.splits import (
     is_test,
 )
 from vitctl.data.source.views import Source
-from vitctl.data.writer.intake import Originals, read_item
 from vitctl.engine.journal import CHECKPOINTS, MODEL, RUN_FILES, step_folders, tensor_files
 from vitctl.engine.schedule import (
     TASK_IMAGES,
@@ -86,79 +79,6 @@ from vitctl.system.text import count_text, typed, typed_command
 _MOST_EXPLAINED = 3  # data sets whose missing files are listed one by one
 
 
-def is_photographs(path: str) -> bool:
-    """Return whether a path holds images that are not shards yet: class folders, a table, or an archive."""
-    folder = Path(path)
-    if path and is_original_file(folder):
-        return True
-    if not path or not folder.is_dir() or find_splits(folder) or next(tars(folder), None):
-        return False
-    return any((one.is_dir() and one.name[0] != ".") or lists_images(one) for one in folder.iterdir())
-
-
-def shards_folder(path: str, runs: Path, state: Mapping[str, Any]) -> Path:
-    """Return the folder of photographs' shards under `runs`; changed photographs (`state`) get a new one."""
-    place = Path(path).resolve()
-    digest = hashlib.sha256(os.fsencode(place) + str(state["sha256"]).encode())
-    return runs / "shards" / f"{place.name}-{digest.hexdigest()[:8]}"
-
-
-def fingerprint(path: str) -> dict[str, Any]:
-    """Return the number of files (for a table, those it lists) and a digest of names, sizes and times."""
-    digest, count = hashlib.sha256(), 0
-    if listed := listed_files(Path(path)) or [Path(path)] * os.path.isfile(path):
-        for place in listed:
-            about = place.stat()
-            digest.update(os.fsencode(f"{place}\0{about.st_size}\0{about.st_mtime_ns}\n"))
-        return {"files": len(listed), "sha256": digest.hexdigest()}
-    for folder, folders, names in os.walk(path):
-        folders.sort()
-        for name in sorted(names):
-            file = os.path.join(folder, name)
-            stat = os.stat(file, follow_symlinks=os.path.exists(file))
-            digest.update(os.fsencode(f"{os.path.relpath(file, path)}\0{stat.st_size}\0{stat.st_mtime_ns}\n"))
-            count += 1
-    return {"files": count, "sha256": digest.hexdigest()}
-
-
-@dataclass(frozen=True)
-class _Unwritten:
-    """A split of photographs before it is written, for plans; its shards will have another order."""
-
-    originals: Originals
-    parts: tuple[Source, ...] = ()
-    digest: str = ""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.originals.class_names
-
-    def __len__(self) -> int:
-        return len(self.originals.items)
-
-    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
-        labels = np.array([item.label for item in self.originals.items], np.int64)
-        return labels if samples is None else labels[samples]
-
-    def key(self, sample: int) -> str:
-        return self.originals.items[sample].key
-
-    def location(self, sample: int) -> str:
-        return self.key(sample)
-
-    def read(self, sample: int) -> bytes:
-        return read_item(self.originals.items[sample])
-
-
-def planned_splits(path: str) -> dict[str, Source]:
-    """Return the splits that the shards of photographs will have. Nothing is decoded or written."""
-    splits = {}
-    for name, originals in open_originals(path).items():
-        names = repr((name, [item.key for item in originals.items]))  # they decide the order of a part
-        splits[name] = _Unwritten(originals, digest=hashlib.sha256(names.encode()).hexdigest())
-    return dict(splits)
-
-
 _ASKED_FOR = "train+test+validation+val"  # an address cannot be listed
 _CALIBRATION = "data.calibration_split"
 _FLAG = "the splits of --data"
@@ -184,16 +104,18 @@ def fit_splits(loaded: Loaded) -> tuple[Loaded, str]:
     """
     recipe = loaded.recipe
     data = getattr(recipe, "data", None)
-    if (
-        not isinstance(data, Place)
-        or not data.path
-        or getattr(data, "synthetic", False)
-        or getattr(data, "mixture", None)
-    ):
+    if not isinstance(data, Place) or getattr(data, "synthetic", False) or getattr(data, "mixture", None):
+        return loaded, ""
+    if not data.path and data.dataset and isinstance(recipe, Pretrain | Finetune):
+        chooses, found = recipe.evaluation.select_best, [*find_data_set(data.dataset).sizes]
+        fitting = default_splits(found) if chooses and is_test(data.eval_split) else None
+        values, note = _both(loaded, "", data.eval_split, found, fitting) if fitting else ({}, "")
+        return with_overrides(loaded, [Override(*one, _FLAG) for one in values.items()]), note
+    if not data.path:
         return loaded, ""
     try:
         photographs = is_photographs(data.path)
-        found = list(planned_splits(data.path) if photographs else locate_splits(data.path, _ASKED_FOR))
+        found = list(original_splits(data.path) if photographs else locate_splits(data.path, _ASKED_FOR))
     except DataError as error:
         if isinstance(error, GaveUpError) or not is_remote(data.path):
             raise

@@ -302,13 +302,29 @@ def corrected(recipe: Pretrain | Finetune, source: Source) -> Correction | None:
     return None if is_off else correction(weights, sampling, source)
 
 
+def roles_note(recipe: Pretrain | Finetune, num_train: int, num_scored: int) -> str:
+    """Return a line that says which images are trained on, choose something, and are scored; 0: unknown."""
+    data, choices = recipe.data, dict[str, str]()
+    if not data.eval_split or data.synthetic:
+        return ""
+    if isinstance(recipe, Finetune) and recipe.sweep.lrs:
+        choices[recipe.sweep.eval_split] = "learning rate"
+    if recipe.evaluation.select_best:
+        choices[data.eval_split] = "checkpoint"
+    chosen = ", ".join(f"{what} chosen on '{split}'" for split, what in choices.items()) or "nothing chosen"
+    train, scored = (f" ({count_text(n, 'image')})" if n else "" for n in (num_train, num_scored))
+    text = f"trained on '{data.train_split}'{train}, {chosen}, scored on '{data.eval_split}'{scored}"
+    return text + "; score test images once, by `vitctl evaluate`" * recipe.evaluation.select_best
+
+
 def training_notes(
     recipe: Pretrain | Finetune, data: TrainImages, train_on: Source, score_on: Source | None
 ) -> list[str]:
     """Return notes on a training's images for its log; some may be empty."""
     uneven = corrected(recipe, train_on)
     groups = group_notes(data, {data.train_split: train_on, data.eval_split: score_on})
-    return [*groups, *sampling_notes(data, train_on), uneven.note if uneven else ""]
+    roles = roles_note(recipe, len(train_on), len(score_on) if score_on else 0)
+    return [roles, *groups, *sampling_notes(data, train_on), uneven.note if uneven else ""]
 
 
 def open_whole(place: Place, split: str, run_dir: Path) -> Source:

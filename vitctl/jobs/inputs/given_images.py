@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitctl.data.datasets.catalog import is_photographs, original_splits, read_listed
 from vitctl.data.datasets.readers.class_folder import class_of_each, sort_files
 from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.data.images.image_types import IMAGE_EXTENSIONS, SYSTEM_FILE
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.inspect.overview import choose
 from vitctl.data.shards.index import find_splits
-from vitctl.data.source.locate import PACKED, TABLES, locate_all_splits, locate_splits, no_index, tars
+from vitctl.data.source.locate import PACKED, locate_all_splits, locate_splits, no_index, tars
 from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source, sample_key
 from vitctl.data.writer.intake import LeftOut
@@ -58,12 +59,12 @@ def find_images(
     """Find the images of each input, in order; neighbouring files form one source. Nothing is decoded.
 
     Args:
-        inputs: images, folders (searched in depth), patterns with `*`, `?` or `[`, addresses of images,
-            shards as for `--data` followed by `:SPLIT`, and `-`: a list of paths and addresses.
+        inputs: images, folders (searched in depth), patterns with `*`, `?` or `[`, addresses of images, what
+            `--data` takes, with `:SPLIT` behind where it is not all, and `-`: a list of paths and addresses.
         place: how shards are read.
-        split: for shards given without one.
-        stdin: the list: one name per line, or NUL-terminated as `find -print0` writes.
-        note: called with what was left out of folders.
+        split: of inputs that have splits and are given without one.
+        stdin: the list: one name per line, or ended by NUL as `find -print0` does.
+        note: told what was left out of folders.
         missing: gets a line for each input without images, if others have some; None: such an input is an
             error.
 
@@ -112,9 +113,11 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | _
         raise DataError("''", "is empty", "name an image or a folder (. is the current one)")
     path = Path(text)
     if os.path.lexists(path):
+        if is_photographs(text) and (split or path.is_file()):
+            return [_shards(text, split, place, note)] if split else [*original_splits(text).values()]
         if path.is_dir():
             return _in_folder(text, place, split, note)
-        if path.suffix.lower() in (*TABLES, *PACKED):
+        if path.suffix.lower() in PACKED:
             raise no_index(text)
         return [_shards(text, split, place, note)] if text.endswith(".tar") else [_File(text)]
     where, own = _parted(text)
@@ -150,10 +153,22 @@ def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Sour
 
 
 def _files(folder: str, names: Sequence[str], left_out: Sequence[LeftOut]) -> list[_File]:
-    return [
-        _File(os.path.join(folder, name), of_class)
-        for name, of_class in zip(names, class_of_each(names, folder, left_out), strict=True)
-    ]
+    """Return images with their classes by the table of their folder, or by the tree; "" where that is in
+    doubt.
+    """
+    try:
+        listed = [
+            (item.key, originals.class_names[item.label] if isinstance(item.label, int) else "")
+            for originals in read_listed(Path(folder)).values()
+            for item in originals.items
+        ]
+        classes = dict(listed)
+        known = (
+            [classes.get(name, "") for name in names] if listed else class_of_each(names, folder, left_out)
+        )
+    except DataError:
+        known = [""] * len(names)
+    return [_File(os.path.join(folder, name), of) for name, of in zip(names, known, strict=True)]
 
 
 def _parted(text: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from tests.data.conftest import encoded
-from vitctl.data.datasets.catalog import open_originals
+from vitctl.data.datasets.catalog import open_originals, original_splits
 from vitctl.data.datasets.readers.list_file import read_lists
 from vitctl.data.datasets.readers.original_files import Archive, unpack
 from vitctl.data.images.decode import BadSample
@@ -28,7 +28,6 @@ from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Originals, check_originals, read_item
 from vitctl.data.writer.shard_writer import write_originals
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.checks import planned_splits
 from vitctl.jobs.inputs.given_images import find_images
 from vitctl.jobs.predict import known_classes
 from vitctl.recipe.images import Place
@@ -383,14 +382,14 @@ def test_doors__give_a_file_the_same_class(name: str, tmp_path: Path) -> None:
         splits = open_originals(str(root))
     except DataError:
         with pytest.raises(DataError):
-            planned_splits(str(root))
+            original_splits(str(root))
         return
     names = next(iter(splits.values())).class_names
     doubted = any(own.doubts for own in splits.values())
     by_shards, by_jobs = Counter[tuple[int, bytes]](), Counter[tuple[int, bytes]]()
     for split, own in splits.items():
         by_shards.update((item.label, content) for item in own.items if (content := contents(item.read)))
-        planned = planned_splits(str(root))[split]
+        planned = original_splits(str(root))[split]
         reads = [partial(planned.read, n) for n in range(len(planned))]
         labels = planned.labels().tolist()
         by_jobs.update((label, c) for label, read in zip(labels, reads, strict=True) if (c := contents(read)))

@@ -8,6 +8,7 @@ import io
 import math
 import os
 import pickle
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,7 @@ from vitctl.data.datasets.readers.original_files import (
     read_bytes,
     read_part,
 )
-from vitctl.data.source.splits import md5_order
+from vitctl.data.source.splits import ROLES, TRAIN, md5_order
 from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
 from vitctl.system import limits
@@ -50,7 +51,70 @@ def row_items(
 
 def pixel_items(pixels: np.ndarray, labels: np.ndarray) -> list[Item]:
     """Return samples from pixels, uint8 `[N, H, W]` or `[N, H, W, 3]`, and labels, int64 `[N]`."""
-    return row_items(labels, lambda row: encode_png(np.ascontiguousarray(pixels[row])))
+    return row_items(labels, partial(_row_png, pixels))
+
+
+_SPLIT = "|".join(ROLES)
+_ARRAY = re.compile(rf"(?:({_SPLIT})_)?(images|x|labels|y)(?:_({_SPLIT}))?")
+
+
+def read_pairs(path: Path) -> dict[str, Originals]:
+    """Read arrays of images and labels: an `.npz` file, or `images.npy` or `x.npy` with `labels.npy` or
+    `y.npy` beside it.
+
+    Images are uint8 `[N, H, W]` or `[N, H, W, 3]`, labels class numbers `[N]` or `[N, 1]`. An `.npz` file may
+    have splits, as in `train_images` or `x_train`; without any, all is `train`. Nothing is unpickled.
+
+    Raises:
+        DataError: arrays are missing, damaged, too large, of another type or of different lengths.
+    """
+    arrays = dict[str, np.ndarray]()
+    with parsing(path, DataError, "not readable as arrays of numbers"):
+        if path.suffix.lower() == ".npz":
+            with zipfile.ZipFile(path) as archive:
+                size = sum(entry.file_size for entry in archive.infolist())
+            if size > path.stat().st_size * 100 + limits.UNPACKED:
+                raise DataError(path, f"declares {size:,} bytes; not unpacked")
+            with np.load(path, allow_pickle=False) as packed:
+                arrays = {name: packed[name] for name in packed.files if _ARRAY.fullmatch(name.lower())}
+        else:
+            other = {"images": "labels", "x": "y"}.get(path.stem.lower(), "")
+            if not other or not path.with_stem(other).is_file():
+                raise DataError(path, "should be images.npy with labels.npy beside it, or x.npy with y.npy")
+            for file in (path, path.with_stem(other)):
+                arrays[file.stem] = np.load(file, mmap_mode="r", allow_pickle=False)
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    for name, array in arrays.items():
+        first, kind, last = _ARRAY.fullmatch(name.lower()).groups()  # type: ignore[union-attr]
+        is_image = kind in ("images", "x")
+        parts.setdefault(ROLES.get(first or last, TRAIN), {})["images" if is_image else "labels"] = array
+    numbers = [one["labels"] for one in parts.values() if "labels" in one]
+    highest = max((int(one.max(initial=-1)) for one in numbers if one.dtype.kind in "iu"), default=-1)
+    names, splits = [str(label) for label in range(min(highest + 1, limits.CLASSES))], {}
+    for split, one in parts.items():
+        images, labels = one.get("images"), one.get("labels")
+        is_fit = (
+            images is not None
+            and labels is not None
+            and images.dtype == np.uint8
+            and (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3))
+            and labels.dtype.kind in "iu"
+            and labels.size == len(labels) == len(images) > 0
+        )
+        if not is_fit or images is None or labels is None:
+            shown = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in arrays.items())
+            fix = "save images as uint8 [N, H, W, 3] and labels as integers [N]"
+            raise DataError(path, f"has {shown}, should have images and labels of each split", fix)
+        found = check_labels(labels, len(names), path)
+        items = row_items(found, partial(_row_png, images))
+        splits[split] = Originals(items, tuple(names), str(path), is_user_data=True)
+    if not splits:
+        raise DataError(path, "has no arrays images and labels", "save them under these names")
+    return splits
+
+
+def _row_png(pixels: np.ndarray, row: int) -> bytes:
+    return encode_png(np.ascontiguousarray(pixels[row]))
 
 
 def read_svhn(root: Path) -> dict[str, Originals]:

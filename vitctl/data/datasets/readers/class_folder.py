@@ -23,7 +23,7 @@ from vitctl.data.datasets.readers.original_files import (
     read_part,
 )
 from vitctl.data.images.image_types import HEAD_BYTES, SYSTEM_FILE, exclusion_reason, is_system_file
-from vitctl.data.source.splits import ROLES, TRAIN
+from vitctl.data.source.splits import ROLES, TABLES, TRAIN
 from vitctl.data.writer.intake import Doubt, Item, LeftOut, Originals, keep_doubt
 from vitctl.errors import DataError
 from vitctl.system.text import same_name
@@ -73,7 +73,7 @@ def _top(names: Sequence[str]) -> str:
 
 def tables_in(names: Iterable[str]) -> list[str]:
     """Return the tables at the top of an archive, or in a folder there, given the names of its files."""
-    return [name for name in names if name.lower().endswith((".csv", ".tsv")) and name.count("/") < 2]
+    return [name for name in names if name.lower().endswith(TABLES) and name.count("/") < 2]
 
 
 def is_class_tar(path: Path) -> bool:

@@ -26,10 +26,19 @@ import numpy as np
 
 from vitctl.data.images.image_types import is_system_file
 from vitctl.data.shards.tar import BoundedTar, check_end, open_tar
+from vitctl.data.source.splits import TABLES
 from vitctl.data.writer.intake import Item, LeftOut
 from vitctl.errors import DataError
 from vitctl.system import files, limits
-from vitctl.system.files import atomic_write, cache_folder, leads_out, locked, open_regular
+from vitctl.system.files import (
+    atomic_write,
+    cache_folder,
+    file_state,
+    leads_out,
+    locked,
+    open_regular,
+    write_json,
+)
 from vitctl.system.text import has_control, one_line
 
 LINKED_FOLDER = "a link to a folder, which is not followed"
@@ -300,7 +309,6 @@ def class_labels(words: Sequence[str], class_names: Sequence[str], where: Path) 
 
 # Downloads: their addresses and digests, and unpacking them
 
-_TABLES = (".csv", ".tsv", ".parquet")
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".txz")
 # Limit on an archive's growth: text compresses to a twentieth, a bomb to a thousandth.
 _MAX_RATIO = 100
@@ -355,9 +363,8 @@ def unpacked(path: Path) -> Path:
 
     A single top folder is skipped. Raises DataError if the archive is damaged, unsafe, or grows too much.
     """
-    about = path.stat()
-    state = f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}"
-    name = f"{path.name.partition('.')[0]}-{hashlib.sha256(os.fsencode(state)).hexdigest()[:8]}"
+    state = repr((str(path.resolve()), file_state(path))).encode()
+    name = f"{path.name.partition('.')[0]}-{hashlib.sha256(state).hexdigest()[:12]}"
     folder = cache_folder() / "unpacked" / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_suffix(".lock")):
@@ -367,9 +374,10 @@ def unpacked(path: Path) -> Path:
                 inside.mkdir()
                 _extract(path, path.name.lower(), inside)
                 os.rename(inside, folder)
+        write_json(folder.with_suffix(".json"), {"made_of": str(path.resolve())})
     while len(shown := [one for one in folder.iterdir() if not is_system_file(one.name)]) == 1:
         held = [*shown[0].iterdir()] if shown[0].is_dir() else []
-        if not any(one.is_dir() or one.suffix in _TABLES for one in held):
+        if not any(one.is_dir() or one.suffix.lower() in (*TABLES, ".parquet") for one in held):
             break
         folder = shown[0]
     return folder

@@ -4,26 +4,28 @@ The columns are `path,label` or, if an image may have several classes, `path,lab
 `group`.
 """
 
+import codecs
 import csv
 import io
 import json
 import os
 import re
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from vitctl.data.datasets.readers.original_files import file_size, read_bytes
-from vitctl.data.source.splits import ROLES, table_delimiter
+from vitctl.data.source.splits import JSON_LINES, ROLES, TABLES, table_delimiter
 from vitctl.data.writer.intake import Doubt, Item, Originals, keep_doubt
 from vitctl.errors import DataError
 from vitctl.system import limits
-from vitctl.system.files import error_text, open_regular, parsing
+from vitctl.system.files import error_text, open_regular, parse_json, parsing
 from vitctl.system.text import one_edit_away, one_line, same_name
 
 # Column names in other programs' tables: Hugging Face's imagefolder, Kaggle, pandas.
@@ -38,8 +40,10 @@ _USUAL = {
     "labels": ("labels", "tags", "classes"),
     "split": ("split", "subset"),
 }  # fmt: skip
-_WEAK = ("image_id", "id")  # a row number, if there is also a column of files
-_SPLITTING = ("is_valid", "is_test", "is_train", "fold", "partition", "set")  # splits in other forms
+_WEAK = ("image_id", "id")  # a number of the row, where a column of files is there too
+_NAMES = ("class_name", "label_name")  # of the classes that a column of numbers has too
+_NUMBER_TOO = "label beside class_name"
+_SPLITTING = ("is_valid", "is_test", "is_train", "fold", "partition", "set")  # of splits, in other forms
 _KNOWN = {name for usual in _USUAL.values() for name in usual}
 _SUFFIXES = ("", ".jpg", ".jpeg", ".png", ".JPG", ".webp", ".tif", ".bmp")  # omitted in Kaggle's tables
 FOLDERS = ("images", "image", "imgs", "img", "train", "data")  # next to a table, with its images
@@ -77,6 +81,8 @@ def read_table(path: Path) -> dict[str, Originals]:
 
 def _table_rows(path: Path) -> list[Row]:
     rows = list[Row]()
+    if path.suffix.lower() in JSON_LINES:
+        return _json_rows(path)
     try:
         text = io.StringIO(read_bytes(path, limits.TABLE).decode("utf-8-sig"), newline="")
         delimiter = table_delimiter(path, text, _is_header)
@@ -98,6 +104,25 @@ def _table_rows(path: Path) -> list[Row]:
 _LABELS = ("label", "labels")
 
 
+def _json_rows(path: Path) -> list[Row]:
+    """Return the rows of a table with one JSON object a line, which all have the same names."""
+    rows, names = list[Row](), list[str]()
+    for number, line in enumerate(read_bytes(path, limits.TABLE).splitlines(), 1):
+        if not line.strip():
+            continue
+        found = parse_json(line.removeprefix(codecs.BOM_UTF8), f"{path}: line {number}", error=DataError)
+        names = names or (list(found) if isinstance(found, dict) else [])
+        if not isinstance(found, dict) or {*found} != {*names}:
+            raise DataError(path, f"line {number} should be an object with the names of the first")
+        row = dict(zip(columns_of(path, names), (found[name] for name in names), strict=True))
+        if not row["path"] or row.get("label", row.get("labels")) in (None, "", []):
+            raise DataError(path, f"line {number} should have a path and a label")
+        rows.append({**row, "path": str(row["path"])})
+    if not rows:
+        raise DataError(path, "lists no images")
+    return rows
+
+
 def _is_header(columns: Sequence[str]) -> bool:
     """Return whether these are the columns of a table of paths."""
     try:
@@ -108,7 +133,14 @@ def _is_header(columns: Sequence[str]) -> bool:
 
 def lists_images(path: Path) -> bool:
     """Return whether a file is a CSV or TSV table of images, by its header."""
-    if path.suffix.lower() not in (".csv", ".tsv"):
+    if path.suffix.lower() in JSON_LINES:
+        with suppress(DataError, OSError):
+            with open_regular(path, error=DataError) as file:
+                line = file.readline(limits.RECIPE_LINE).removeprefix(codecs.BOM_UTF8)
+            found = parse_json(line, path, error=DataError)
+            return isinstance(found, dict) and _is_header(list(found))
+        return False
+    if path.suffix.lower() not in TABLES:
         return False
     with suppress(DataError, OSError, UnicodeDecodeError, csv.Error), path.open(encoding="utf-8-sig") as file:
         return bool(table_delimiter(path, io.StringIO(file.readline(limits.RECIPE_LINE)), _is_header))
@@ -126,6 +158,9 @@ def columns_of(path: Path, columns: Sequence[str]) -> list[str]:
     for ours, usual in _USUAL.items():
         found = [name for name in usual if name in plain]
         found = [name for name in found if name not in _WEAK] or found
+        if ours == "label" and len(found) == 2 and (named := [name for name in found if name in _NAMES]):
+            plain[plain.index(next(name for name in found if name not in named))] = _NUMBER_TOO
+            found = named
         if near := [name for name in plain if one_edit_away(name, [ours]) and name not in _KNOWN]:
             raise DataError(path, f"has a column {near[0]!r}", f"rename it, to {ours} if that is meant")
         if len(found) > 1:
@@ -174,6 +209,12 @@ def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
     missing = [row["path"] for row, size in zip(rows, sizes, strict=True) if size is None]
     if missing:
         raise DataError(path, f"{len(missing)} of {len(rows)} files are missing, the first is {missing[0]}")
+    if _NUMBER_TOO in rows[0]:
+        pairs = {(str(row["label"]), str(row[_NUMBER_TOO])) for row in rows}
+        if not len(pairs) == len({one for one, _ in pairs}) == len({other for _, other in pairs}):
+            text = "its columns of class names and of labels do not agree"
+            raise DataError(path, text, "remove the one that is not meant")
+        _say_once(f"{path}: classes are those of its column of names, in the order of these")
     several = "labels" in rows[0]
     labels = [row["labels" if several else "label"] for row in rows]
     joined = (
@@ -202,6 +243,11 @@ def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
         split: Originals(items, class_names, str(path), is_user_data=True, doubts=doubts)
         for split, items in splits.items()
     }
+
+
+@cache
+def _say_once(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _joined(class_names: Sequence[str], column: str) -> tuple[Doubt, ...]:

@@ -1,0 +1,118 @@
+"""What was converted from a user's data: shards of photographs beside the runs; in the cache what archives
+hold, and the index of shards of other programs.
+
+Shards are addressed by their content: names, classes, and the bytes of each image. A file whose state changed
+is read again, and converted again only if its content did.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitctl.data.datasets.catalog import listed_files
+from vitctl.data.shards.index import INDEX_FILE
+from vitctl.data.writer.intake import Item, Originals, read_item
+from vitctl.errors import DataError
+from vitctl.system import limits
+from vitctl.system.files import cache_folder, file_state, read_json, write_json
+from vitctl.system.pool import default_workers, run_each
+
+RECORD = "photographs.json"  # in a folder of shards, written last: what they were made of
+SHARDS = "shards"  # folder beside the runs
+_MOST_STATES, _IMAGES_PER_TASK, _ENOUGH_FOR_WORKERS = 20, 64, 2_000
+
+
+def fingerprint(path: str) -> str:
+    """Return a digest of the names and states of the files of a folder or a table, or of an archive; no image
+    is read.
+    """
+    files = listed_files(Path(path)) or [Path(path)] * os.path.isfile(path)
+    files = files or [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    states = sorted((os.path.relpath(file, path), file_state(file)) for file in files)
+    return hashlib.sha256(repr(states).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def shards_folder(path: str, runs: Path, splits: Mapping[str, Originals]) -> Path:
+    """Return the folder beside the runs for the shards of photographs, which are read."""
+    digest = hashlib.sha256()
+    for split, originals in splits.items():
+        contents = _contents(originals.items)
+        told = [(item.key, item.label, one) for item, one in zip(originals.items, contents, strict=True)]
+        digest.update(repr((split, originals.class_names, told)).encode("utf-8", "surrogateescape"))
+    return runs / SHARDS / f"{Path(path).resolve().name}-{digest.hexdigest()[:12]}"
+
+
+def _contents(items: Sequence[Item]) -> list[str]:
+    """Return a digest of the bytes of each image."""
+
+    def content(number: int) -> str:
+        try:
+            return hashlib.sha256(read_item(items[number])).hexdigest()
+        except DataError as error:
+            return f"unreadable: {error}"
+
+    workers = default_workers() if len(items) >= _ENOUGH_FOR_WORKERS else 0
+    return run_each(content, len(items), _IMAGES_PER_TASK, workers=workers)
+
+
+def find_shards(runs: Path, state: str) -> Path | None:
+    """Return the shards that were made of photographs in a state, see `fingerprint`."""
+    for record in sorted((runs / SHARDS).glob(f"*/{RECORD}")):
+        if state in _read(record).get("states", ()):
+            with suppress(OSError):
+                os.utime(record)
+            return record.parent
+    return None
+
+
+def keep_record(folder: Path, path: str, state: str) -> None:
+    """Write down what shards were made of."""
+    states = [*_read(folder / RECORD).get("states", ()), state][-_MOST_STATES:]
+    write_json(folder / RECORD, {"made_of": str(Path(path).resolve()), "states": states})
+
+
+def _read(record: Path) -> dict[str, list[str]]:
+    with suppress(DataError):
+        found = read_json(record, limits.INDEX, error=DataError)
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+@dataclass(frozen=True)
+class Converted:
+    """Something that was converted.
+
+    Args:
+        folder: of it.
+        made_of: path of the user's data.
+        when: it was used last, in seconds since 1970.
+    """
+
+    folder: Path
+    made_of: str
+    when: float
+
+
+def list_converted(runs: Path) -> list[Converted]:
+    """Return what was converted beside the runs and in the cache, what was used last first."""
+    found = []
+    records = [one / RECORD for one in (runs / SHARDS).glob("*/")]
+    for record in (*records, *(cache_folder() / "unpacked").glob("*.json")):
+        folder = record.parent if record.name == RECORD else record.with_suffix("")
+        when = record if record.exists() else folder
+        found.append(Converted(folder, str(_read(record).get("made_of", "?")), when.stat().st_mtime))
+    for index in (cache_folder() / "splits").glob(f"*/{INDEX_FILE}"):
+        if link := next((one for one in index.parent.iterdir() if one.is_symlink()), None):
+            found.append(Converted(index.parent, str(link.readlink().parent), index.stat().st_mtime))
+    return sorted(found, key=lambda one: one.when, reverse=True)
+
+
+def delete(one: Converted) -> None:
+    """Remove it, its record last."""
+    shutil.rmtree(one.folder, ignore_errors=True)
+    one.folder.with_suffix(".json").unlink(missing_ok=True)
