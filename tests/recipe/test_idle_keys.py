@@ -1,18 +1,13 @@
 """A key of a recipe that is set does something, or is refused."""
 
-import json
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import pytest
 
-from tests.conftest import TINY, records
-from tests.trained import CPU, do
-from vitctl.errors import RecipeError, VitctlError
+from vitctl.errors import RecipeError
 from vitctl.jobs.inputs.checks import check_choices
-from vitctl.recipe.load import Override, every_key, load_recipe, recipe_names, takes
-from vitctl.recipe.neutral_keys import RESULT_NEUTRAL, idle_keys
-from vitctl.recipe.schema import JOBS
+from vitctl.recipe.load import load_recipe, recipe_names
+from vitctl.recipe.neutral_keys import idle_keys
 
 IDLE = {
     "schedule.leaf_images": ("finetune", 8, {"schedule.lanes": 4}),
@@ -60,63 +55,3 @@ def test_idle__is_refused_with_what_it_belongs_to(values: dict[str, Any], said: 
     with pytest.raises(RecipeError) as caught:
         check_choices(load_recipe("finetune", [*values.items()]))
     assert said in str(caught.value)
-
-
-# What it changes depends on the data or on the machine, not on other keys; or it is text.
-OF_DATA = {
-    "data.exif_orientation", "data.truncated", "data.max_bad_fraction", "data.decode", "loss.class_weights",
-    "data.order", "data.eval_method",
-}  # fmt: skip
-SMALL = {"schedule.batch_size": 8, "schedule.total_steps": 3, "schedule.warmup_steps": 1}
-NUMBERS = (0.25, 3, 1, 0.75, 20, 100)
-
-
-def others(key: str, job: str) -> list[Any]:
-    """Values other than the default, by type; none for text and tables."""
-    schema: Any = JOBS[job]
-    for part in key.split(".")[:-1]:
-        schema = schema.model_fields[part].annotation
-    field = schema.model_fields[key.rpartition(".")[2]]
-    default, words = field.default, [field.annotation, *get_args(field.annotation)]
-    chosen = [w for one in words if get_origin(one) is Literal for w in get_args(one)]
-    if isinstance(default, bool):
-        return [not default]
-    if chosen or not isinstance(default, int | float):
-        return [word for word in chosen if word != default]
-    return [n for n in NUMBERS if n != default and takes(key, str(n))][:1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("job", ["pretrain", "finetune"])
-def test_every_key__changes_a_number_or_is_refused(
-    job: str, tiny_data: Path, pretrained: Path, tmp_path: Path
-) -> None:
-    base: dict[str, Any] = {**CPU, "data.path": str(tiny_data), "evaluation.every_steps": 2, **SMALL}
-    base |= {"weights.source": str(pretrained)} if job == "finetune" else {}
-
-    def picture(name: str, **values: Any) -> str:
-        folder = tmp_path / name.replace(" ", "")
-        result = do(TINY if job == "pretrain" else job, folder, **base | values)
-        steps = [(r["loss"], r["lr"]) for r in records(folder, "train")]
-        scores = [
-            {k: v for k, v in r.items() if k not in ("seconds", "time")} for r in records(folder, "evaluate")
-        ]
-        return json.dumps(
-            [result["metrics"], result["provenance"]["weights_sha256"], steps, scores], default=str
-        )
-
-    base |= {"log.every_steps": 1}
-    plain, silent = picture("plain"), []
-    assert picture("again") == plain
-    for key in every_key(JOBS[job]):
-        if key in base or key in OF_DATA or key.startswith((*RESULT_NEUTRAL, "machine.", "log.")):
-            continue
-        for value in others(key, job):
-            try:
-                load_recipe(TINY if job == "pretrain" else job, [Override(key, value)])
-                changed = picture(f"{key}={value}", **{key: value}) != plain
-            except VitctlError:
-                continue
-            if not changed:
-                silent.append(f"{key} = {value}")
-    assert silent == []
