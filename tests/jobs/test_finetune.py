@@ -82,7 +82,7 @@ def test_finetune__a_resumed_run_keeps_the_weights_that_were_newest(
             {"schedule.total_steps": 0, "schedule.total_epochs": 0.1},
             "end within schedule.warmup_steps = 1",
         ),
-        ({"checkpoint.keep_best": 1}, "checkpoint.keep_best needs evaluation.every_steps"),
+        ({"checkpoint.keep_best": 1}, "checkpoint.keep_best: there are no scores"),
         (
             {"schedule.batch_size": 2, "machine.processes": 3},
             "schedule.batch_size = 2 is less than machine.processes = 3",

@@ -88,7 +88,7 @@ def test_plan_training__finetune_counts_its_sweep_and_seeds(pretrained: Path) ->
         ({"model.name": "Ti/32"}, "patch_size 32 is larger than image_size 16"),
         (
             {"checkpoint.keep_best": 1, "evaluation.every_steps": 0},
-            "checkpoint.keep_best needs evaluation.every_steps",
+            "checkpoint.keep_best: there are no scores",
         ),
         (
             {"schedule.total_steps": 0, "schedule.total_epochs": 1.0},

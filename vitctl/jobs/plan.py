@@ -21,7 +21,7 @@ from vitctl.engine.schedule import (
     needs_num_images,
     warmup_of,
 )
-from vitctl.errors import DataError, RecipeError
+from vitctl.errors import DataError, RecipeError, refuse
 from vitctl.jobs.inputs.checks import (
     StoredNetwork,
     check_heads,
@@ -30,6 +30,7 @@ from vitctl.jobs.inputs.checks import (
 )
 from vitctl.jobs.inputs.data import (
     FewshotSet,
+    at_size,
     check_neighbours,
     check_scored,
     check_set,
@@ -67,7 +68,7 @@ from vitctl.models.flops import (
 )
 from vitctl.models.roofline import Estimate
 from vitctl.models.variants import Config, downstream, unseen_pixels, with_blocks
-from vitctl.recipe.images import OBJECTNET_SIZE, Place, TrainImages
+from vitctl.recipe.images import OBJECTNET_SIZE, Place, TrainImages, crop_problem
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import (
     Evaluate,
@@ -327,7 +328,8 @@ def _networks(recipe: Pretrain | Finetune, size: "_Size") -> tuple[Config, Confi
             f"{len(recipe.sweep.lrs)} learning rates are tried first, each for the number of steps planned "
             f"here"
         )
-    side, rates = recipe.data.image_size or found.config.image_size, rates_of(recipe, found.config)
+    side = at_size(recipe.data, found.config.image_size).image_size  # refuses a crop without room
+    rates = rates_of(recipe, found.config)
     notes.append(rates_in_words(recipe, rates))
     config = downstream(found.config, num_classes=size.num_classes, image_size=side, **rates)
     classes = size.num_classes if size.source is None else size.source.class_names
@@ -497,6 +499,9 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
     elif isinstance(recipe, Evaluate) and recipe.evaluation.labels.startswith("objectnet"):
         side = side or OBJECTNET_SIZE
     config = replace(config, image_size=side or config.image_size)
+    if isinstance(recipe, Evaluate):
+        is_small, why = crop_problem(config.image_size, recipe.data.eval_resize)
+        refuse(RecipeError, (is_small, f"data.{why.partition('; ')[0]}", why.partition("; ")[2]))
     plan = ScoringPlan(weights, config, [*filter(None, [found.taken]), *warnings])
     if isinstance(recipe, Vtab):
         _add_tasks(plan, recipe)

@@ -7,8 +7,9 @@ from typing import Any
 
 from vitctl.errors import RecipeError
 from vitctl.models.variants import LATER_FIELDS
+from vitctl.recipe.images import TrainImages
 from vitctl.recipe.load import load_recipe, recipe_names
-from vitctl.recipe.schema import RENAMED, FrozenRecipe, Probing, Recipe
+from vitctl.recipe.schema import RENAMED, FrozenRecipe, Probe, Probing, Recipe, TrainRecipe
 from vitctl.recipe.write import flat, toml_value, written_name
 
 # Dotted keys, or tables. They change results by rounding at most; precision changes more and is not listed.
@@ -114,8 +115,44 @@ _ADDED: dict[str, Any] = {
 _ADDED_FROZEN = {"data.eval_method": "square", "data.eval_resample": ""}
 
 
-# Keys that may change on resuming. Tasks and seeds of a VTAB table select its runs, and change none of their
-# numbers.
+def idle_keys(recipe: Recipe) -> dict[str, str]:
+    """Return keys that are set and do nothing, and why. Only those that earlier releases took: a run that
+    has one goes on. The schema refuses the others.
+    """
+    found: dict[str, tuple[object, str]] = {}
+    if isinstance(recipe, TrainRecipe):
+        s = recipe.schedule
+        for name in ("leaf_images", "threads"):
+            is_set = getattr(s, name) != type(s).model_fields[name].default
+            found[f"schedule.{name}"] = not s.lanes and is_set, "without schedule.lanes"
+        falls = s.decay in ("linear", "cosine")
+        found["schedule.end_lr"] = s.end_lr and not falls, f"for schedule.decay = '{s.decay}'"
+    if isinstance(data := getattr(recipe, "data", None), TrainImages):
+        is_part = data.subset_images or data.subset_fraction < 1
+        found |= {
+            "data.train_resize": (data.train_resize and data.crop != "random", f"for crop = '{data.crop}'"),
+            "data.subset_seed": (data.subset_seed and not is_part, "without a subset"),
+        }
+    if isinstance(recipe, Probe):
+        for name, methods in _OF_METHODS.items():
+            is_set = getattr(recipe.probe, name) != Probing.model_fields[name].default
+            why = f"for probe.method = '{recipe.probe.method}'"
+            found[f"probe.{name}"] = is_set and recipe.probe.method not in methods, why
+    return {key: why for key, (is_idle, why) in found.items() if is_idle}
+
+
+# Keys of [probe] that some methods read.
+_OF_METHODS = {
+    "k": ("knn",),
+    "temperature": ("knn",),
+    "float64": ("knn", "linear"),
+    "hold_out": ("logistic", "linear"),
+    **dict.fromkeys(("blocks", "lrs", "steps", "batch_size", "momentum"), ("linear",)),
+}
+
+
+# What may change when a run is resumed. Tasks and seeds of a VTAB table select its runs, and change none of
+# their numbers.
 FREE_TO_CHANGE = (*RESULT_NEUTRAL, "vtab.tasks", "vtab.seeds")
 
 

@@ -138,9 +138,7 @@ SYNONYMS = {
     "grad_clip": Synonym("optimizer.clip_norm"),
     "max_grad_norm": Synonym("optimizer.clip_norm"),
     "gradient_clip_val": Synonym("optimizer.clip_norm"),
-    "clip_mode": Synonym(
-        "optimizer.clip_norm, optimizer.clip_value", "norm is clip_norm, value is clip_value; there is no agc"
-    ),
+    "clip_mode": Synonym("optimizer.clip_value", "norm is optimizer.clip_norm instead; there is no agc"),
     "clip_value": Synonym("optimizer.clip_value", "and optimizer.clip_norm = 0", same=True),
     "layer_decay": Synonym("optimizer.layer_decay", _NUMBERING, same=True),
     "llrd": Synonym("optimizer.layer_decay"),

@@ -103,7 +103,7 @@ def test_best__that_is_damaged_is_not_replaced_in_silence(falling: Run) -> None:
         ({"checkpoint.keep_best": 0}, r"set checkpoint\.keep_best = 1"),
         (
             {"checkpoint.every_steps": 3},
-            r"checkpoint\.every_steps = 3 should divide evaluation\.every_steps = 4",
+            r"evaluation\.every_steps = 4 is no multiple of checkpoint\.every_steps = 3",
         ),
     ],
 )

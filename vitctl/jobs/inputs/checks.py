@@ -60,6 +60,7 @@ from vitctl.models.weights.header import read_network
 from vitctl.models.weights.meta import activation_of, distinct
 from vitctl.recipe.images import Place
 from vitctl.recipe.load import Loaded, Override, with_overrides
+from vitctl.recipe.neutral_keys import idle_keys
 from vitctl.recipe.schema import (
     Evaluate,
     ExportRecipe,
@@ -72,6 +73,7 @@ from vitctl.recipe.schema import (
     lora_of,
     rates_of,
 )
+from vitctl.recipe.write import toml_value
 from vitctl.system.files import check_free
 from vitctl.system.remote import GaveUpError, is_remote
 from vitctl.system.text import count_text, typed, typed_command
@@ -264,11 +266,26 @@ def _newest_file(folder: Path) -> Path | None:
 
 
 def check_choices(loaded: Loaded, before: Recipe | None = None) -> None:
-    """Refuse a rising learning rate, and test images that choose a checkpoint, a rate or a temperature.
+    """Refuse to choose a checkpoint, a learning rate or a temperature by test images, a rate that rises, and
+    keys that do nothing.
+
+    A run of an earlier release may go on with what it had.
+
+    Args:
+        loaded: the recipe.
+        before: that the run started with; None: it is new.
 
     A resumed run may keep the values it started with (`before`; None for a new run). Raises RecipeError.
     """
     recipe = loaded.recipe
+    for key, why in idle_keys(recipe).items():
+        if before is None or key not in idle_keys(before):
+            table, _, name = key.partition(".")
+            unset = toml_value(type(getattr(recipe, table)).model_fields[name].default)
+            fix = f"leave it out, or undo it with --set {key}={unset}"
+            raise RecipeError(loaded.origin(key), f"{key} does nothing {why}", fix)
+    if isinstance(recipe, Pretrain | Finetune):
+        _check_best(recipe)
     is_same_job = isinstance(before, Pretrain | Finetune) and before.job == recipe.job
     if is_same_job and _choices(before) == _choices(recipe):
         return
@@ -590,15 +607,10 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs, nodes: int) -> 
     assert train is not None
     checked_steps(len(train), s, recipe.machine.processes)
     lanes_of(recipe, recipe.machine.processes)
-    recipe.machine.shards(recipe.machine.processes)  # raises if the processes cannot be divided this way
+    recipe.machine.shards(recipe.machine.processes)  # raises where the processes cannot be divided so
+    _check_best(recipe)
     may_have_several = _may_have_several(train)
     starts_solved = isinstance(recipe, Finetune) and recipe.finetune.head == "fewshot"
-    if recipe.checkpoint.keep_best and not (recipe.evaluation.every_steps and test is not None):
-        raise RecipeError(
-            "checkpoint.keep_best needs evaluation.every_steps and data.eval_split to find the best one"
-        )
-    if recipe.evaluation.select_best:
-        _check_select_best(recipe)
     refuse(
         RecipeError,
         (
@@ -636,26 +648,38 @@ def _may_have_several(source: Source) -> bool:
     return source.labels(np.zeros(0, np.int64)).ndim > 1
 
 
-def _check_select_best(recipe: Pretrain | Finetune) -> None:
-    """Check that every score has a checkpoint and, with probes, a probe, and that the best is kept."""
+def _check_best(recipe: Pretrain | Finetune) -> None:
+    """Check that a best checkpoint can be found, is kept, and is probed if there are few-shot probes."""
     every, saved = recipe.evaluation.every_steps, recipe.checkpoint.every_steps
     probed = recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0
+    is_scored = every and recipe.data.eval_split and not recipe.data.synthetic
+    selects, both = recipe.evaluation.select_best, "set both to one number"
     refuse(
         RecipeError,
         (
-            not recipe.checkpoint.keep_best,
-            "evaluation.select_best takes the best checkpoint: set checkpoint.keep_best = 1",
+            recipe.checkpoint.keep_best and not is_scored,
+            "checkpoint.keep_best",
+            "there are no scores to find the best by",
+            "set evaluation.every_steps and data.eval_split",
         ),
         (
-            not saved or every % saved,
-            f"evaluation.select_best needs a checkpoint at every score: checkpoint.every_steps = {saved} "
-            f"should divide "
-            f"evaluation.every_steps = {every}",
+            selects and not recipe.checkpoint.keep_best,
+            "evaluation.select_best",
+            "the best checkpoint is not kept",
+            "set checkpoint.keep_best = 1, and evaluation.every_steps",
         ),
         (
-            probed and every % probed,
-            f"evaluation.select_best reports the few-shot probe of the best checkpoint: "
-            f"fewshot_probe.every_steps = {probed} "
-            f"should divide evaluation.every_steps = {every}",
+            selects and (not saved or every % saved),
+            "evaluation.select_best",
+            f"needs a checkpoint at every score, and evaluation.every_steps = {every} is no multiple of "
+            f"checkpoint.every_steps = {saved}",
+            both,
+        ),
+        (
+            selects and probed and every % probed,
+            "evaluation.select_best",
+            f"reports the few-shot probe of the best checkpoint, and evaluation.every_steps = {every} is no "
+            f"multiple of fewshot_probe.every_steps = {probed}",
+            both,
         ),
     )
