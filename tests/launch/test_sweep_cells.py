@@ -12,6 +12,7 @@ from tests.conftest import TINY
 from vitctl.cli.app import app
 from vitctl.errors import DataError, VitctlError
 from vitctl.launch import sweep_cells
+from vitctl.recipe.load import load_recipe
 
 SHORT = ("schedule.total_steps=2", "schedule.warmup_steps=1", "evaluation.every_steps=0", "model.depth=1")
 SEEDS = ("--grid", "seed=0,1")
@@ -148,3 +149,15 @@ def test_sweep__generates_a_data_set_of_vitctl_once(tmp_path: Path) -> None:
     assert (out / "data" / "digits" / "train").is_dir()
     assert not list(out.glob("seed_*/data"))
     assert str(out / "data") in (out / "seed_1" / "recipe.toml").read_text()
+
+
+def test_sweep__takes_the_flags_of_a_run_and_several_values(tmp_path: Path, tiny_data: Path) -> None:
+    cells = ("--lr", "0.01,0.02", "--data", str(tiny_data), "--steps", "2,3", "--seed", "1", "--print")
+    line = ["sweep", str(TINY), *cells, "--out", str(tmp_path / "s")]
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 0, done.output
+    made: list[Any] = [load_recipe(path).recipe for path in sorted((tmp_path / "s").glob("*/recipe.toml"))]
+    found = [(one.optimizer.lr, one.schedule.total_steps, one.seed) for one in made]
+    assert found == [(lr, steps, 1) for lr in (0.01, 0.02) for steps in (2, 3)]
+    twice = CliRunner().invoke(app, [*line, "--grid", "optimizer.lr=1,2"]).exception
+    assert "optimizer.lr: is varied twice" in str(twice)

@@ -41,6 +41,11 @@ class Run:
     provenance: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        accuracy = self.metrics.get("accuracy")
+        scored = f", accuracy {accuracy:.2%}" if isinstance(accuracy, float) else ""
+        return f"<Run {self.folder}: {self.status}{scored}>"
+
 
 @explaining()
 def finetune(

@@ -139,11 +139,13 @@ def resume(
     loaded = with_shards(load_recipe(str(run / RECIPE), overrides), run.parent, is_alone=is_alone)
     try:
         run_loaded(loaded, run, member, config, batch, allow or ())
-    except DataError as error:
-        if "no such folder" not in str(error):
+    except (DataError, CheckpointError) as error:
+        gone = {"no such folder": "--data", "no such weights": "--from"}
+        flag = next((flag for words, flag in gone.items() if words in str(error)), "")
+        if not flag:
             raise
-        moved = f"if it moved, name its place: vitctl resume {typed(run)} --data PLACE"
-        raise DataError(error, fix=moved) from None
+        moved = f"if it moved, name its place: vitctl resume {typed(run)} {flag} PLACE"
+        raise type(error)(str(error).partition("; ")[0], fix=moved) from None
 
 
 @takes_flags

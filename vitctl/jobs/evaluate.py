@@ -345,7 +345,9 @@ def evaluate(
     if not found.weights.has_head:
         raise no_head(found.path)
     rule, thresholds, cautions = check_evaluation(recipe, found, source)
-    trained_on, warning = (0, "") if recipe.evaluation.fit_temperature else _trained_on(found, source)
+    trained_on, warning = (
+        (0, "") if recipe.evaluation.fit_temperature else _trained_on(found, source, recipe.data.path)
+    )
     cautions.append(warning)
     run = start_run(recipe, run_dir, report, stop, source)
     runtime, journal = run.runtime, run.journal
@@ -603,14 +605,22 @@ def _answers(
     return files, digest
 
 
-def _training_of(weights: str) -> tuple[Path, Pretrain | Finetune, Source, bool] | None:
-    """Return the run that trained the weights, its recipe and images, and whether these are unchanged."""
+def _training_of(weights: str, moved: str = "") -> tuple[Path, Pretrain | Finetune, Source, bool] | None:
+    """Return the run that trained the weights, its recipe and images, and whether these are still those that
+    it was trained on; None if no run made them. `moved` is where they may be, if they are gone.
+    """
     run = run_of(Path(weights))
     recipe = load_recipe(str(run / RECIPE)).recipe if (run / RECIPE).is_file() else None
     if not isinstance(recipe, Pretrain | Finetune):
         return None
-    recipe = at_start(recipe, run)
-    train, result = open_train(recipe.data, run / "data"), read_result(run)
+    recipe, result = at_start(recipe, run), read_result(run)
+    try:
+        train = open_train(recipe.data, run / "data")
+    except DataError:
+        if not moved:
+            raise
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": moved})})
+        train = open_train(recipe.data, run / "data")
     is_same = result is None or result.provenance.get("train_sha256") == train.digest
     return run, recipe, train, is_same
 
@@ -640,12 +650,12 @@ def num_trained_on(weights: str, sources: Sequence[Source]) -> int:
     return 0
 
 
-def _trained_on(found: FoundWeights, source: Source) -> tuple[int, str]:
+def _trained_on(found: FoundWeights, source: Source, place: str) -> tuple[int, str]:
     """Return how many of these images the run of the weights was trained on, and a warning of these, or of
     images that its checkpoint was chosen by; 0 and "" if its images are gone.
     """
     with suppress(VitctlError, OSError):
-        training = _training_of(found.path)
+        training = _training_of(found.path, place)
         if training is not None and training[3] and len(training[2]) <= _MOST_COMPARED:
             run, recipe, train, _ = training
             if count := shared_samples(train, source):

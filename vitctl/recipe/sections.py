@@ -389,7 +389,10 @@ if TYPE_CHECKING:
     OptimizerName = str
 else:
     OptimizerName = Annotated[
-        Literal[tuple(OPTIMIZERS)], BeforeValidator(lambda name: "adam" if name == "adamw" else name)
+        Literal[tuple(OPTIMIZERS)],
+        BeforeValidator(
+            lambda name: name.lower().replace("adamw", "adam") if isinstance(name, str) else name
+        ),
     ]
 
 

@@ -121,6 +121,7 @@ SYNONYMS = {
     "optim": Synonym("optimizer.name", "adam (also AdamW), sgd or lamb"),
     "optimizer": Synonym("optimizer.name", "adam (also AdamW), sgd or lamb"),
     "adamw": Synonym("optimizer.name=adam"),
+    "sgd": Synonym("optimizer.name=sgd", "plain momentum"),
     "nesterov": Synonym("optimizer.nesterov"),
     "opt_eps": Synonym("optimizer.eps"),
     "adam_epsilon": Synonym("optimizer.eps"),

@@ -186,7 +186,7 @@ def _name(annotation: Any) -> str:
         return "table of numbers"
     if str(annotation).startswith("tuple"):
         return f"list of {_name(args[0])}s" if args[-1] is Ellipsis else f"{len(args)} {_name(args[0])}s"
-    return " or ".join(_name(a) for a in args)
+    return " or ".join(filter(None, map(_name, args)))
 
 
 def _limit(item: object) -> str:

@@ -208,6 +208,9 @@ def _check_checkpoints(training: Training, intact: list[SavedCheckpoint]) -> Ite
 def _check_result(training: Training) -> Finding:
     path, result, digest = training.folder / RESULT, training.result, training.recorded.result_digest
     if result is None:
+        steps = [one for one in read_records(training.folder / LOG) if one.get("kind") == "train"]
+        if steps and steps[-1].get("step") == steps[-1].get("total_steps"):
+            return unproven("result", f"{path}: missing, though the last step is done")
         return unchecked("result", "missing: the run is not finished")
     if digest not in ("", published_digest(result)):
         return differs("result", f"{path}: its digest is not that of its contents; it was changed")
