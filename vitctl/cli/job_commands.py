@@ -27,7 +27,6 @@ from vitctl.cli.flags import (
 from vitctl.cli.run_job import (
     batch_job,
     enter_start_folder,
-    finetune_recipe,
     launch_config,
     run_job,
     run_loaded,
@@ -59,7 +58,8 @@ def finetune(
         typer.Option(
             "--recipe",
             "-r",
-            help="Shipped recipe or path of a .toml file; default: finetune_DATASET or finetune",
+            help="Shipped recipe or path of a .toml file; default: that of the start weights' family, "
+            "finetune_DATASET or finetune",
             autocompletion=completion.recipes,
         ),
     ] = None,
@@ -81,7 +81,7 @@ def finetune(
     if seeds:
         first = value_of(flags, "--seed") or 0
         flags["--seeds"] = ("finetune.seeds", tuple(range(first, first + seeds)))
-    run_job("finetune", recipe or finetune_recipe(value_of(flags, "--dataset")), flags, **options)
+    run_job("finetune", recipe, flags, **options)
 
 
 @takes_flags
