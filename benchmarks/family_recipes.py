@@ -17,7 +17,7 @@ import tarfile
 from pathlib import Path
 
 SEEDS = (0, 1, 2)
-EPOCHS = {500: 10, 5_000: 2}  # of so many training images
+LENGTHS = ((500, 10), (500, 40), (5_000, 2))  # training images, epochs
 BATCH = {500: 32, 5_000: 512}  # that the recipes choose for them
 BEFORE, TESTED = 2_000, 200  # images of each class: before, and tested
 NETWORK = (
@@ -44,24 +44,26 @@ def main() -> None:
         "--res", "32", "--batch-size", "128", "--epochs", "1", "--lr", "1e-3",
         *(word for value in NETWORK for word in ("--set", value)),
     )  # fmt: skip
-    scores: dict[str, dict[int, list[float]]] = {name: {size: [] for size in EPOCHS} for name in WAYS}
+    scores: dict[str, dict[str, list[float]]] = {name: {} for name in WAYS}
     for seed in SEEDS:  # outermost: all ways meet the same state of the machine
-        for size in EPOCHS:
+        for size, epochs in LENGTHS:
             for number, name in enumerate(WAYS):
-                folder = out / f"{number}_{size}_{seed}"
-                scores[name][size].append(fine_tuned(name, data[f"{size}_{seed}"], start, folder, size, seed))
+                folder = out / f"{number}_{size}x{epochs}_{seed}"
+                score = fine_tuned(name, data[f"{size}_{seed}"], start, folder, size, epochs, seed)
+                scores[name].setdefault(f"{size:,} images, {epochs} epochs", []).append(score)
     (out / "family_recipes.json").write_text(json.dumps(scores, indent=1))
-    print("| recipe | 500 images, 10 epochs | 5,000 images, 2 epochs |\n|---|---|---|")
+    heads = [f"{size:,} images, {epochs} epochs" for size, epochs in LENGTHS]
+    print(f"| recipe | {' | '.join(heads)} |\n|---|---|---|---|")
     for name, row in scores.items():
         cells = [f"{statistics.mean(s):.1%} ({min(s):.1%} to {max(s):.1%})" for s in row.values()]
         print(f"| {name} | {' | '.join(cells)} |".replace("%", " %"))
 
 
-def fine_tuned(name: str, data: Path, start: Path, folder: Path, size: int, seed: int) -> float:
+def fine_tuned(name: str, data: Path, start: Path, folder: Path, size: int, epochs: int, seed: int) -> float:
     """Return the accuracy of one fine-tuning."""
     recipe, power = WAYS[name]
     words = ["finetune", "--recipe", recipe, "--from", str(start), "--data", str(data), "--out", str(folder)]
-    words += ["--res", "32", "--epochs", str(EPOCHS[size]), "--seed", str(seed)]
+    words += ["--res", "32", "--epochs", str(epochs), "--seed", str(seed)]
     if power:
         rate, batch = PUBLISHED[recipe]
         words += ["--lr", f"{rate * (BATCH[size] / batch) ** power:g}", "--batch-size", str(BATCH[size])]
@@ -83,7 +85,7 @@ def vitctl(*words: str) -> None:
 def shards(tar: Path, out: Path) -> dict[str, Path]:
     """Write shards: images to pre-train on, and for each size and seed others, with the tested ones."""
     draws = {"before": (0, BEFORE)} | {
-        f"{size}_{seed}": (BEFORE + seed * 500, size // 10) for seed in SEEDS for size in EPOCHS
+        f"{size}_{seed}": (BEFORE + seed * 500, size // 10) for seed in SEEDS for size in BATCH
     }
     with tarfile.open(tar) as images:
         members = {one.name: one for one in images.getmembers() if one.isfile()}

@@ -190,8 +190,8 @@ def _prepare(
         write_run_json(run_dir / ENVIRONMENT, environment() | place)
     _keep_start(loaded.recipe)
     if "timm's rule" in (rate := loaded.origin("optimizer.lr")) and isinstance(loaded.recipe, Finetune):
-        batch = f"batch {loaded.recipe.schedule.batch_size:,}, learning rate {loaded.recipe.optimizer.lr:.3g}"
-        taken = "\n".join(filter(None, [taken, f"{batch}: {rate}"]))
+        now = f"batch {loaded.recipe.schedule.batch_size:,}, learning rate {loaded.recipe.optimizer.lr:.3g}"
+        taken = "\n".join(filter(None, [taken, f"{now}: {rate}"]))
     return Prepared(loaded.recipe, taken, inputs)
 
 
