@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitctl.cli.flags import flags_of, image_recipe, overrides_of
-from vitctl.cli.run_job import check_out, fetch_weights_of, finetune_recipe, fitted, with_shards
+from vitctl.cli.run_job import (
+    check_out,
+    fetch_weights_of,
+    finetune_recipe,
+    fitted,
+    proportional_sizes,
+    with_shards,
+)
 from vitctl.errors import LaunchError, RecipeError, explaining
 from vitctl.jobs.inputs.given_images import find_images
 from vitctl.jobs.predict import Prediction, check_counts
@@ -91,8 +98,9 @@ def finetune(
     _check_paths("out", out or "")
     check_local("out", out)
     runs = Path(out).parent if out else Path("runs")
-    name = str(recipe) or finetune_recipe(flags.get("dataset"))
-    loaded = load_recipe(name, overrides_of(given, _parsed(overrides)), job="finetune")
+    values = overrides_of(given, _parsed(overrides))
+    name = str(recipe) or finetune_recipe(values, downloads=True)
+    loaded = load_recipe(name, [*values, *proportional_sizes(name, values)], job="finetune")
     check_out(Path(out) if out else None)
     loaded = fitted(with_shards(loaded, runs, dry_run=False, is_alone=True), with_timeout=False)
     folder = Path(out) if out else new_run_dir(loaded.name)

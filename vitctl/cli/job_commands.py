@@ -65,7 +65,8 @@ def finetune(
         typer.Option(
             "--recipe",
             "-r",
-            help="Shipped recipe or path of a .toml file; default: finetune_DATASET or finetune",
+            help="Shipped recipe or path of a .toml file; default: that of the start weights' family, "
+            "finetune_DATASET or finetune",
             autocompletion=completion.recipes,
         ),
     ] = None,
@@ -87,7 +88,7 @@ def finetune(
     if seeds:
         first = value_of(flags, "--seed") or 0
         flags["--seeds"] = ("finetune.seeds", tuple(range(first, first + seeds)))
-    run_job("finetune", recipe or finetune_recipe(value_of(flags, "--dataset")), flags, **options)
+    run_job("finetune", recipe, flags, **options)
 
 
 @takes_flags
@@ -334,11 +335,12 @@ def sweep(
 
     if not (print_ or dry_run or slurm or k8s):
         ignore_output_errors()
-    what = finetune_recipe(value_of(flags, "--dataset")) if what == "finetune" else what
-    chosen, batch = find_sweep(what), batch_job(slurm, k8s)
     flags.pop("--lr alone", None)  # a recipe of `pretrain` has no such key; see `settled`
     lists = {flag: given for flag, given in flags.items() if isinstance(given[1], tuple)}
     flags |= {flag: (key, values[0]) for flag, (key, values) in lists.items()}
+    if what == "finetune":
+        what = finetune_recipe(overrides_of(flags, set_), downloads=not (dry_run or print_))
+    chosen, batch = find_sweep(what), batch_job(slurm, k8s)
     several = (f"{key}={','.join(map(str, values))}" for key, values in lists.values() if len(values) > 1)
     axes = parse_axes([*(grid or ()), *several])
     overrides = [one for one in overrides_of(flags, set_) if one.key not in axes]

@@ -24,7 +24,18 @@ Name = Annotated[
 # Recipe group -> first parts of its recipes' names, in display order.
 GROUPS = {
     "yours, not the paper's": ("finetune", "quickstart", "smoke", "cifar10"),
-    "published results": ("dinov2", "mae", "augreg", "better", "deit3", "eva02", "beit2", "short"),
+    "published results": (
+        "dinov2",
+        "mae",
+        "augreg",
+        "better",
+        "deit3",
+        "eva02",
+        "beit2",
+        "clip",
+        "siglip2",
+        "short",
+    ),
     "Table 3, JFT-300M": ("jft",),
     "Table 3, ImageNet-21k": ("in21k",),
     "Table 3, ImageNet": ("in1k",),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def run_job(
     job: str,
-    recipe: str,
+    recipe: str | None,
     flags: Mapping[str, tuple[str, Any]],
     *,
     out: Path | None = None,
@@ -36,6 +36,8 @@ def run_job(
     """Resolve the recipe, then run it, print its plan, or write its job. Exits with the command's exit code.
 
     Args:
+        job: the command.
+        recipe: name or path; None: of `finetune`, that of its start weights or data set.
         flags: everyday flags that were given: flag -> (dotted key, value).
         out: run folder; None makes a new one.
     """
@@ -56,6 +58,8 @@ def run_job(
 
         config = launch_config(member, nodes, restarts, out, batch)
         overrides = overrides_of(flags, set_)
+        recipe = recipe or finetune_recipe(overrides, downloads=not dry_run)
+        overrides += proportional_sizes(recipe, overrides)
         overrides += started_processes(member, batch, overrides)
         is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
         loaded = load_recipe(recipe, overrides, job=job)
@@ -91,13 +95,46 @@ def check_out(out: Path | None, what: str = "a run") -> None:
         check_place("--out", out)
 
 
-def finetune_recipe(dataset: str | None) -> str:
-    """Return the recipe that `finetune` uses for a data set by default."""
+def finetune_recipe(overrides: "list[Override]", *, downloads: bool) -> str:
+    """Return the name of the recipe that `finetune` takes if none is given: that of the start weights'
+    family, which it says, or the paper's for the data set. Of a family's recipe for ImageNet it sets the
+    split that another data set has.
+    """
+    from vitctl.cli.show.console import fetch_weights, say
     from vitctl.data.datasets.catalog import find_data_set
-    from vitctl.recipe.load import recipe_names
+    from vitctl.jobs.inputs.checks import start_recipe
+    from vitctl.recipe.load import Override, recipe_names
 
+    given = {one.key: one.value for one in overrides}
+    source, which, model = (str(given.get(f"weights.{key}", "")) for key in ("source", "which", "model"))
+    download = fetch_weights if downloads else lambda _: None
+    name, said = start_recipe(source or "newest", which=which, model=model, download=download)
+    if said:
+        say(said)
+    dataset = given.get("data.dataset")
+    if name:
+        if dataset != "imagenet" and "data.eval_split" not in given:
+            overrides.append(Override("data.eval_split", "test", "the splits of the data set"))
+        return name
     name = f"finetune_{find_data_set(dataset).name}" if dataset else ""
     return name if name in recipe_names() else "finetune"
+
+
+def proportional_sizes(recipe: str, overrides: "Sequence[Override]") -> "list[Override]":
+    """Return the sizes before the crops of a recipe in proportion to another image size, unless given."""
+    from vitctl.recipe.load import Override, load_recipe
+
+    given = {one.key: one for one in overrides}
+    side = given.get("data.image_size")
+    data: Any = getattr(load_recipe(recipe).recipe, "data", None) if side else None
+    own = getattr(data, "image_size", 0)
+    if side is None or not own or not isinstance(side.value, int):
+        return []
+    return [
+        Override(key, round(size * side.value / own), f"the recipe's, in proportion to {side.flag}")
+        for key in ("data.eval_resize", "data.train_resize")
+        if key not in given and (size := getattr(data, key.partition(".")[2], 0))
+    ]
 
 
 def fetch_weights_of(loaded: "Loaded") -> None:

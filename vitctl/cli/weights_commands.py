@@ -20,6 +20,7 @@ def weights(
     --from also takes timm:NAME and hf:ORGANISATION/NAME.
     """
     from vitctl.cli.show.console import say, show_table
+    from vitctl.jobs.inputs.checks import start_recipe
     from vitctl.models.weights.names import PUBLISHED, TERMS, find_published
 
     if name is None:
@@ -37,6 +38,7 @@ def weights(
         "trained": row.trained,
         "size": f"{row.parameters:,.1f} million parameters, {row.image_size} pixels",
         "feature": row.feature,
+        "recipe": start_recipe(name)[0] or "finetune (the paper's)",
         "licence": row.licence + (f" ({TERMS[row.licence]})" if row.licence in TERMS else ""),
         "login": login,
         "published": row.number or "nothing that vitctl knows of",

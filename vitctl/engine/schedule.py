@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from vitctl.data.source.order import Lanes
 from vitctl.errors import RecipeError
-from vitctl.recipe.load import Loaded, load_recipe
+from vitctl.recipe.load import Loaded, Override, load_recipe, recipe_names, with_overrides
 from vitctl.recipe.schema import Finetune, Pretrain, ShardedMachine, TrainRecipe
 from vitctl.recipe.sections import Schedule
 from vitctl.system.text import count_text
@@ -195,7 +195,8 @@ def needs_num_images(recipe: object) -> bool:
     if not isinstance(recipe, TrainRecipe):
         return False
     s = recipe.schedule
-    return not s.batch_size or not (s.total_steps or s.total_epochs) or s.warmup_steps < 0
+    is_open = not s.batch_size or not (s.total_steps or s.total_epochs) or s.warmup_steps < 0
+    return is_open or bool(getattr(recipe.optimizer, "lr_batch", 0))
 
 
 def fitted_recipe(recipe: R, num_images: int) -> R:
@@ -228,6 +229,7 @@ def fitted_recipe(recipe: R, num_images: int) -> R:
 
 def fit_schedule(loaded: Loaded, num_images: int) -> Loaded:
     """Apply `fitted_recipe`, with origins; after --steps or --epochs scale the warm-up too."""
+    loaded = _with_smaller_batch(loaded, num_images)
     before = loaded.recipe
     assert isinstance(before, TrainRecipe)
     now = fitted_recipe(before, num_images)
@@ -243,12 +245,59 @@ def fit_schedule(loaded: Loaded, num_images: int) -> Loaded:
         for name, value in warmup.items():
             if getattr(before.schedule, name) != value:
                 found[f"schedule.{name}"] = "the recipe's, in proportion to the length"
-    return replace(loaded, recipe=now, origins={**loaded.origins, **found})
+    return _with_rates(replace(loaded, recipe=now, origins={**loaded.origins, **found}))
 
 
-def _batch_size(num_images: int) -> int:
+def _batch_size(num_images: int, most: int = MOST_BATCH) -> int:
     share = max(1, num_images // BATCHES_PER_EPOCH)
-    return min(max(1 << (share.bit_length() - 1), LEAST_BATCH), MOST_BATCH)
+    return min(max(1 << (share.bit_length() - 1), LEAST_BATCH), most)
+
+
+def _with_smaller_batch(loaded: Loaded, num_images: int) -> Loaded:
+    """Return a recipe whose rate follows the batch with one that gives the images eight batches an epoch."""
+    recipe, origin = loaded.recipe, loaded.origin("schedule.batch_size")
+    assert isinstance(recipe, TrainRecipe)
+    given = recipe.schedule.batch_size
+    fits = _batch_size(num_images, most=given)
+    if not getattr(recipe.optimizer, "lr_batch", 0) or fits == given or not _is_shipped(origin):
+        return loaded
+    words = f"{given:,} in {origin}; chosen for {count_text(num_images, 'image')}"
+    return with_overrides(loaded, [Override("schedule.batch_size", fits, words)])
+
+
+def _with_rates(loaded: Loaded) -> Loaded:
+    """Return a recipe with its rates in proportion to its batch, if optimizer.lr_batch says so."""
+    recipe = loaded.recipe
+    assert isinstance(recipe, TrainRecipe)
+    for_batch, batch = getattr(recipe.optimizer, "lr_batch", 0), recipe.schedule.batch_size
+    if not for_batch:
+        return loaded
+    rates = {
+        "optimizer.lr": recipe.optimizer.lr,
+        "schedule.end_lr": recipe.schedule.end_lr,
+        "schedule.warmup_lr": recipe.schedule.warmup_lr,
+    }
+    layer = _layer(loaded.origin("optimizer.lr_batch"))
+    follow = [key for key in rates if _is_shipped(at := loaded.origin(key)) or _layer(at) == layer]
+    # Linear for SGD, the root for optimizers that divide by the gradients' size: timm's rule.
+    factor = batch / for_batch if recipe.optimizer.name == "sgd" else math.sqrt(batch / for_batch)
+    words = f" for a batch of {for_batch:,}, by timm's rule for other batches"
+    scaled = [
+        Override(key, rates[key] * factor, f"{rates[key]:g}{words}")
+        for key in follow
+        if rates[key] and batch != for_batch
+    ]
+    loaded = with_overrides(loaded, [*scaled, Override("optimizer.lr_batch", 0)])
+    return replace(loaded, origins={key: at for key, at in loaded.origins.items() if "lr_batch" not in key})
+
+
+def _layer(origin: str) -> str:
+    """Return the file that set a value, or "flags"."""
+    return "flags" if origin.startswith(("--", "overrides")) else origin.partition(":")[0]
+
+
+def _is_shipped(origin: str) -> bool:
+    return _layer(origin).removesuffix(".toml") in recipe_names()
 
 
 def _in_proportion(name: str, now: TrainRecipe, num_images: int) -> dict[str, float]:

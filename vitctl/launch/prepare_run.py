@@ -74,7 +74,8 @@ class Prepared(NamedTuple):
 
     Args:
         recipe: equal to the recipe in the file.
-        taken: a line that names the run whose weights it uses; "" unless the recipe says "newest".
+        taken: lines that name the run whose weights it uses, if the recipe says "newest", and the batch and
+            the rate for it, if they are not those of the recipe.
         inputs: None in a process that did not prepare the run.
     """
 
@@ -188,6 +189,9 @@ def _prepare(
         place = {"folder": str(Path.cwd()), "run": str(run_dir.resolve())}
         write_run_json(run_dir / ENVIRONMENT, environment() | place)
     _keep_start(loaded.recipe)
+    if "timm's rule" in (rate := loaded.origin("optimizer.lr")) and isinstance(loaded.recipe, Finetune):
+        now = f"batch {loaded.recipe.schedule.batch_size:,}, learning rate {loaded.recipe.optimizer.lr:.3g}"
+        taken = "\n".join(filter(None, [taken, f"{now}: {rate}"]))
     return Prepared(loaded.recipe, taken, inputs)
 
 

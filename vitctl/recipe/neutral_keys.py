@@ -32,6 +32,7 @@ RESULT_NEUTRAL = (
     "evaluation.batch_size",
     "evaluation.answers",
     "checkpoint.",
+    "optimizer.lr_batch",  # the recipe of a run has the rate itself
     "weights.pinned",  # results record the digest of the weights themselves
     "data.root",
     "data.cache_gib",

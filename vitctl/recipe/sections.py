@@ -482,6 +482,15 @@ class Optimizer(Section):
 class LayerRates(Optimizer):
     """[optimizer] of `finetune` and `vtab`, where layers may learn at different rates."""
 
+    lr_batch: int = knob(
+        0,
+        "the batch that lr is for: at another batch, lr, end_lr and warmup_lr of a recipe change with it, in "
+        "proportion for sgd and by its root for the others; a rate that you set stays. A shipped recipe's "
+        "batch_size is then the largest, and 300 images get 32; 0: off",
+        unit="images",
+        source="timm: --lr-base-size, --lr-base-scale",
+        ge=0,
+    )
     layer_decay: float = knob(
         1.0,
         "the rate of a layer is this times that of the next one, from the head down to the embedding; 1: off",

@@ -56,6 +56,8 @@ SYNONYMS = {
     "lr0": Synonym("optimizer.lr"),
     "base_lr": Synonym("optimizer.lr", f"{_PEAK}; timm with AdamW: base x the root of batch / 256"),
     "lr_base": Synonym("optimizer.lr", f"{_PEAK}; timm with AdamW or LAMB: base x the root of batch / 256"),
+    "lr_base_size": Synonym("optimizer.lr_batch"),
+    "lr_base_scale": Synonym("", "linear for sgd, the root for the others: its default"),
     "blr": Synonym("optimizer.lr", _PEAK),
     "lrf": Synonym("schedule.end_lr", "lr0 x lrf; ultralytics falls linearly: schedule.decay = 'linear'"),
     "min_lr": Synonym("schedule.end_lr"),

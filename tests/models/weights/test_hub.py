@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -14,6 +14,8 @@ import pytest
 
 from tests.data.server import listening
 from tests.matrix import slow
+from vitctl.models.variants import ViTConfig
+from vitctl.models.weights.weights_file import Weights, write_weights
 
 CONTENT, COMMIT = bytes(range(256)) * 4000, "c" * 40
 FETCH = """
@@ -43,6 +45,7 @@ class Hub:
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     away: int = 0  # for so many requests
     way: str = ""  # in which it is away
+    files: dict[str, bytes] = field(default_factory=dict)  # by ORGANISATION/NAME/FILE
 
 
 @pytest.fixture
@@ -72,20 +75,23 @@ def hub() -> Iterator[Hub]:
                     self.wfile.write(CONTENT[:1000])
                 self.close_connection = True
                 return
-            if name == "private.npz":
-                self.send_response(401)
+            if name == "private.npz" or "/gated-" in self.path:
+                self.send_response(403 if "/gated-403" in self.path else 401)
                 self.send_header("X-Error-Code", "GatedRepo")
                 self.end_headers()
                 return
-            self.send_response(200 if name == "w.npz" else 404)
-            if name != "w.npz":
+            served = found.files.get(self.path.strip("/").replace("/resolve/main", ""))
+            content = CONTENT if name == "w.npz" else served
+            digest = found.digest if served is None else hashlib.sha256(served).hexdigest()
+            self.send_response(404 if content is None else 200)
+            if content is None:
                 self.send_header("X-Error-Code", "EntryNotFound")
-            headers = {"X-Repo-Commit": COMMIT, "X-Linked-Etag": f'"{found.digest}"', "ETag": '"x"'}
-            for key, value in {**headers, "Content-Length": len(CONTENT) if name == "w.npz" else 0}.items():
+            headers = {"X-Repo-Commit": COMMIT, "X-Linked-Etag": f'"{digest}"', "ETag": '"x"'}
+            for key, value in {**headers, "Content-Length": len(content or b"")}.items():
                 self.send_header(key, str(value))
             self.end_headers()
-            if body and name == "w.npz":
-                self.wfile.write(CONTENT)
+            if body and content is not None:
+                self.wfile.write(content)
 
     with listening(Handler) as found.url:
         yield found
@@ -123,8 +129,45 @@ def test_hub__another_digest_and_a_closed_repository_are_one_line(hub: Hub, tmp_
         wrong.startswith("CheckpointError False")
         and "the server says 0000000000000000...; run again" in wrong
     )
-    assert closed.endswith("what is private or gated on Hugging Face needs HF_TOKEN set")
+    assert closed.endswith(
+        "accept its terms, if it has any, at https://huggingface.co/o/n, and set HF_TOKEN to a token of "
+        "your account"
+    )
     assert [*tmp_path.rglob("blobs/0*")] == []
+
+
+READ = """
+import sys
+from vitctl.errors import VitctlError
+from vitctl.jobs.inputs.checks import start_recipe
+from vitctl.jobs.inputs.weights import find_weights
+for name in sys.argv[1:]:
+    try:
+        found = find_weights(name)
+        weights = found.weights
+        print(start_recipe(name)[0], weights.config.depth, weights.meta["format"], weights.digest)
+    except VitctlError as error:
+        print(error)
+"""
+
+
+def test_hub__names_of_timm_and_of_organisations_are_read_as_their_pages_hold_them(
+    hub: Hub, tmp_path: Path, plain: ViTConfig, make_weights: Callable[..., Weights]
+) -> None:
+    weights = make_weights(plain)
+    for layout, page in (("timm", "timm/vit_nano_patch8_32.mae"), ("hf", "someone/vit-mae-nano")):
+        write_weights(weights, tmp_path / layout, layout)
+        hub.files |= {f"{page}/{file.name}": file.read_bytes() for file in (tmp_path / layout).iterdir()}
+    env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    names = ("timm:vit_nano_patch8_32.mae", "hf:someone/vit-mae-nano", "hf:me/gated-401", "hf:me/gated-403")
+    done = subprocess.run([sys.executable, "-c", READ, *names], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    timms, hfs, *closed = done.stdout.splitlines()
+    assert timms == f"mae_b16 2 timm {weights.digest}"
+    assert hfs == f"mae_b16 2 hf {weights.digest}"
+    for line, name in zip(closed, names[2:], strict=True):
+        page = f"https://huggingface.co/{name.removeprefix('hf:')}"
+        assert f"terms, if it has any, at {page}, and set HF_TOKEN" in line
 
 
 @pytest.mark.parametrize(("way", "away"), [("503", 2), *slow(("drop", 6), ("cut", 2))])

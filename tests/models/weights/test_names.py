@@ -1,15 +1,21 @@
 """The table of published weights against timm's, and what its names mean."""
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 
 from tests.cli.conftest import Vitctl, vitctl  # noqa: F401
 from tests.matrix import few
 from vitctl import VitctlError, load_recipe
-from vitctl.models.weights.names import PUBLISHED, find_published, full_address
+from vitctl.jobs.inputs.checks import start_recipe
+from vitctl.models.build import build
+from vitctl.models.weights.names import PUBLISHED, find_published, full_address, named_network
 
 # timm's names of what is listed under other programs' addresses.
 SAME = {
@@ -44,6 +50,69 @@ def test_published__is_what_timm_has(name: str) -> None:
         config = network.pretrained_cfg
         assert row.licence.partition(",")[0].lower() == config["license"].replace("-license", " license")
         assert config["input_size"] == (3, row.image_size, row.image_size)
+
+
+def test_named_network__has_the_parameters_of_every_row() -> None:
+    for name, row in PUBLISHED.items():
+        config = named_network(row.address)
+        assert config is not None and config.image_size == row.image_size
+        parameters = sum(one.numel() for one in build(config, device="meta").parameters())
+        assert round(parameters / 1e6, 1) == row.parameters, name
+    for unknown in ("hf://me/mine", "https://a.org/mae.pth", "hf://timm/vit_pe_core_base_patch16_224.fb"):
+        assert named_network(unknown) is None
+
+
+RECIPES = {
+    "dinov3_s16": "dinov2_finetune", "dinov2_g14_reg": "dinov2_finetune", "siglip2_so400m14": "siglip2_l16",
+    "clip_b32_openai": "clip_b16", "clip_l14_laion": "clip_l14", "mae_h14": "mae_h14",
+    "deit3_s16": "deit3_s16_finetune", "eva02_ti14": "eva02_ti14", "eva02_b14": "eva02_b14",
+    "beit2_l16": "beit2_l16_in21k", "augreg_b16": "", "hf:google/vit-base-patch16-224": "",
+}  # fmt: skip
+
+
+def test_start_recipe__of_names_is_that_of_the_family_at_their_size() -> None:
+    assert {name: start_recipe(name)[0] for name in RECIPES} == RECIPES
+    assert start_recipe("hf:me/mine") == (
+        "",
+        "recipe finetune, the paper's: nothing tells the family of hf://me/mine",
+    )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "told", "recipe"),
+    [
+        ("vit_tiny_patch16_224", {"tag": "mae"}, "mae_b16"),
+        ("vit_tiny_patch16_224", {"tag": "augreg_in21k"}, ""),
+        ("vit_small_patch14_dinov2", {}, "dinov2_finetune"),
+        ("deit3_small_patch16_224", {}, "deit3_s16_finetune"),
+        ("beit_base_patch16_224", {"classes": 3}, "beit2_b16_in21k"),
+        ("beit_base_patch16_224", {"classes": 0}, "beit2_b16"),
+        ("eva02_tiny_patch14_224", {}, "eva02_ti14"),
+        ("vit_base_patch16_clip_224", {}, "clip_b16"),
+        ("vit_base_patch16_siglip_224", {}, "siglip2_b16"),
+    ],
+)
+def test_start_recipe__of_files_is_told_by_their_structure(
+    tmp_path: Path, architecture: str, told: dict[str, Any], recipe: str
+) -> None:
+    network = timm.create_model(architecture, num_classes=told.get("classes", 0), depth=1)
+    tensors = {name: one.contiguous() for name, one in network.state_dict().items()}
+    save_file(tensors, tmp_path / "a.safetensors")
+    if tag := told.get("tag"):
+        config = {"architecture": architecture, "num_classes": 0, "pretrained_cfg": {"tag": tag}}
+        (tmp_path / "config.json").write_text(json.dumps(config | {"model_args": {"depth": 1}}))
+    name, said = start_recipe(str(tmp_path / "a.safetensors"))
+    assert name == recipe and said.startswith(f"recipe {recipe or 'finetune, the paper'}")
+
+
+def test_start_recipe__of_runs_is_the_papers_unless_theirs_is_of_a_family(
+    speck: Path, tmp_path: Path
+) -> None:
+    assert start_recipe(str(speck)) == start_recipe("newest") == ("", "")
+    run = Path(shutil.copytree(speck, tmp_path / "run"))
+    text = (run / "recipe.toml").read_text().partition("\n")[2]
+    (run / "recipe.toml").write_text(f"# mae_b16, resolved; the origin of each value follows it\n{text}")
+    assert start_recipe(str(run))[0] == "mae_b16"
 
 
 def test_full_address__of_names_prefixes_and_all_else(
@@ -85,6 +154,7 @@ def test_recipe__records_the_address(tmp_path: Path) -> None:
     [
         ("dinov3_b1", "did you mean dinov3_b16?"),
         ("vit_tiny_patch16_224", "did you mean timm:vit_tiny_patch16_224?"),
+        ("google/vit-base-patch16-224", "did you mean hf:google/vit-base-patch16-224?"),
         ("llama", "`vitctl weights` lists them"),
     ],
 )

@@ -4,7 +4,8 @@ The data may be folders of photographs, or have other splits than the recipe nam
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from vitctl.data.source.splits import (
     is_test,
 )
 from vitctl.data.source.views import Source
-from vitctl.engine.journal import CHECKPOINTS, MODEL, RUN_FILES, step_folders, tensor_files
+from vitctl.engine.journal import CHECKPOINTS, MODEL, RECIPE, RUN_FILES, step_folders, tensor_files
 from vitctl.engine.schedule import (
     TASK_IMAGES,
     check_batch,
@@ -41,7 +42,7 @@ from vitctl.engine.schedule import (
     lanes_of,
     needs_num_images,
 )
-from vitctl.errors import CheckpointError, DataError, RecipeError, refuse
+from vitctl.errors import CheckpointError, DataError, RecipeError, VitctlError, refuse
 from vitctl.jobs.inputs.data import (
     SPLITS,
     Inputs,
@@ -55,11 +56,11 @@ from vitctl.jobs.inputs.data import (
 )
 from vitctl.jobs.record.result import choose_weights, newest_run, set_of, start_weights, weights_place
 from vitctl.models.variants import Config, check_lora, downstream, variant, with_classifier
-from vitctl.models.weights.download import Fetch, cached, fetch, locate
-from vitctl.models.weights.header import read_network
+from vitctl.models.weights.download import CONFIG, Fetch, cached, fetch, locate
+from vitctl.models.weights.header import check_named, own_header, read_network
 from vitctl.models.weights.meta import activation_of, distinct
 from vitctl.recipe.images import Place
-from vitctl.recipe.load import Loaded, Override, with_overrides
+from vitctl.recipe.load import Loaded, Override, recipe_names, with_overrides
 from vitctl.recipe.neutral_keys import idle_keys
 from vitctl.recipe.schema import (
     Evaluate,
@@ -73,7 +74,7 @@ from vitctl.recipe.schema import (
     lora_of,
     rates_of,
 )
-from vitctl.recipe.write import toml_value
+from vitctl.recipe.write import toml_value, written_name
 from vitctl.system.files import check_free
 from vitctl.system.remote import GaveUpError, is_remote
 from vitctl.system.text import count_text, typed, typed_command
@@ -248,6 +249,10 @@ def find_network(
     except CheckpointError:
         if fetch is not cached:
             raise
+        if named := _named_network(place):
+            check_named(named, model)
+            said = f"{place}, not downloaded yet: its size is that of its name"
+            return StoredNetwork(said, with_classifier(named, classifier))
         if model:
             return StoredNetwork(f"{place}, not downloaded yet: assumed to be a {model}", variant(model))
         raise CheckpointError(
@@ -257,6 +262,70 @@ def find_network(
         ) from None
     config, meta = read_network(path, model=model, which=set_of(which))
     return StoredNetwork(place, with_classifier(config, classifier), meta=meta)
+
+
+def _named_network(address: str) -> Config | None:
+    from vitctl.models.weights.names import named_network
+
+    return named_network(address)
+
+
+def start_recipe(
+    source: str, *, which: str = "", model: str = "", download: Callable[[str], None] = lambda _: None
+) -> tuple[str, str]:
+    """Return the recipe that suits start weights, and a line that says so.
+
+    Args:
+        source, which, model: as `find_weights` takes them.
+        download: gets the weights of an address whose name does not tell their family.
+
+    Returns:
+        its name, "" for the paper's; and "" in place of the line where the weights are vitctl's own, and were
+        trained by the paper's recipes.
+    """
+    from vitctl.models.weights.names import FAMILIES, family_of, full_address, stored_family
+
+    source, folder = full_address(source), Path(source)
+    key, config = None, None
+    if source == "newest" or (folder / RECIPE).is_file():
+        name = written_name(folder / RECIPE) if source != "newest" else ""
+        key = family_of(name) if name in recipe_names() else ""
+        if not key:
+            return "", ""
+    elif "://" in source:
+        key, config = family_of(source.removeprefix("hf://timm/")), _named_network(source)
+    if key is None or (key and config is None):
+        with suppress(VitctlError):  # the job says what is wrong with them
+            if "://" in source:
+                download(source)
+            found = find_network(source, which=which, model=model)
+            path = locate(source if "://" in source else found.path, cached)
+            if key is None and own_header(path):
+                return "", ""
+            config = found.config
+            if key is None:
+                key = stored_family(config, found.meta.get("format") or "", *_recorded_names(path))
+    if key is None:
+        return "", f"recipe finetune, the paper's: nothing tells the family of {source}"
+    family, width = FAMILIES[key], getattr(config, "hidden_size", 0)
+    if not key:
+        return "", f"recipe finetune, the paper's: no other is for {source}"
+    recipe = family.recipes[max(size for size in family.recipes if size <= width)]
+    return recipe, f"recipe {recipe}, for weights of {family.title}; --recipe finetune is the paper's"
+
+
+def _recorded_names(path: Path) -> list[str]:
+    """Return what a file and the config.json beside it say that another program's weights are."""
+    from vitctl.models.weights.containers import read_json
+
+    told = read_json(path.parent / CONFIG)
+    timms = told.get("pretrained_cfg")
+    tag = timms.get("tag", "") if isinstance(timms, dict) else ""
+    return [
+        path.name,
+        f"{told.get('architecture', '')}.{tag}",
+        str(told.get("model_type", "")).replace("_", "-"),
+    ]
 
 
 def _newest_file(folder: Path) -> Path | None:

@@ -220,12 +220,17 @@ def _hub_error(url: str, error: BaseException) -> Exception:
         return CheckpointError(url, "HF_HUB_OFFLINE is set, and the file is not in the cache", "unset it")
     if status in TRANSIENT:
         return TransientError(status_text(status, url))
+    if status in (401, 403) or names & {"GatedRepoError", "RepositoryNotFoundError"}:
+        page = url.partition("/resolve/")[0]
+        return CheckpointError(
+            url,
+            "private, gated or misspelt",
+            f"accept its terms, if it has any, at {page}, and set HF_TOKEN to a token of your account",
+        )
     if not status and names & _LOST:
         text = "the host cannot be reached; check the network"
         return TransientError(text, is_unknown="gaierror" in names)
-    return explained(error) or CheckpointError(
-        url, f"{type(error).__name__}; what is private or gated on Hugging Face needs HF_TOKEN set"
-    )
+    return explained(error) or CheckpointError(url, type(error).__name__)
 
 
 def _check_digest(url: str, file: BufferedReader, algorithm: str, start: str) -> None:

@@ -1,10 +1,13 @@
 """Published weights by short names, for --from and `vitctl weights`."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from vitctl.errors import CheckpointError
+from vitctl.models.variants import Config, ViTConfig
 from vitctl.system.text import did_you_mean, one_edit_away
 
 TERMS = {"DINOv3 License": "https://ai.meta.com/resources/models-and-libraries/dinov3-license/"}
@@ -114,6 +117,127 @@ PUBLISHED = {
     "augreg_b8": _timm("vit_base_patch8_224.augreg_in21k", _AUG, 85.8, _CLS, _APACHE),
     "augreg_l16": _timm("vit_large_patch16_224.augreg_in21k", _AUG, 303.3, _CLS, _APACHE),
 }  # fmt: skip
+
+
+class Family(NamedTuple):
+    """Start weights that one way to fine-tune suits.
+
+    `named` is a pattern in the names of its files and repositories, `recipes` the recipe from each hidden
+    size on, `network` what its networks have and a plain ViT has not.
+    """
+
+    title: str
+    named: str
+    recipes: Mapping[int, str]
+    network: Mapping[str, Any] = MappingProxyType({})
+
+
+_RELATIVE: dict[str, Any] = {
+    "position_embedding": "relative_bias", "layer_scale": 0.1, "qkv_bias": "qv", "norm_at": "pooled",
+    "classifier": "patches",
+}  # fmt: skip
+# The first whose pattern a name has. One recipe of DINO's for all sizes: its authors published none.
+FAMILIES = {
+    "dinov3": Family("DINOv3", "dinov3", {0: "dinov2_finetune"}, {
+        "rotary": "dinov3", "position_embedding": "none", "registers": 4, "layer_scale": 1e-5,
+        "qkv_bias": "qv", "norm_eps": 1e-5,
+    }),
+    "dinov2": Family("DINOv2", "dinov2", {0: "dinov2_finetune"}, {"layer_scale": 1.0}),
+    "eva02": Family(
+        "EVA-02",
+        "eva_?02",
+        {0: "eva02_ti14", 384: "eva02_s14", 768: "eva02_b14", 1024: "eva02_l14"},
+        {"rotary": "eva", "qkv_bias": "qv", "mlp": "swiglu", "norm_at": "pooled", "classifier": "patches"},
+    ),
+    "siglip2": Family(
+        "SigLIP 2",
+        "siglip",
+        {0: "siglip2_b16", 1024: "siglip2_l16"},
+        {"classifier": "attention", "gelu": "tanh"},
+    ),
+    "clip": Family("CLIP", "clip", {0: "clip_b16", 1024: "clip_l14"}, {
+        "norm_pre": True, "patch_bias": False, "norm_eps": 1e-5,
+    }),
+    "mae": Family("MAE", r"(^|[._/-])mae[._-]|\.mae$", {0: "mae_b16", 1024: "mae_l16", 1280: "mae_h14"}),
+    "deit3": Family("DeiT III", "deit_?3", {
+        0: "deit3_s16_finetune", 768: "deit3_b16_finetune", 1024: "deit3_l16_finetune",
+        1280: "deit3_h14_finetune",
+    }, {"layer_scale": 1e-4, "position_class_row": False}),
+    "beit2_21k": Family(
+        "BEiT v2 tuned on labels", "beit.*ft|beit2.*21k", {0: "beit2_b16_in21k", 1024: "beit2_l16_in21k"},
+        _RELATIVE,
+    ),
+    "beit2": Family("BEiT v2", "beit", {0: "beit2_b16", 1024: "beit2_l16"}, _RELATIVE),
+    "": Family("supervised training", "augreg|imagenet21k|in21k|^vit[-_]", {0: "finetune"}),
+}  # fmt: skip
+# Layouts of files of one family, and timm's words for structures.
+_STRUCTURES = {
+    "mae": "mae", "dinov3": "dinov3", "dinov3 swiglu": "dinov3", "swiglu": "dinov2", "dinov2": "dinov2",
+    "eva": "eva02", "siglip": "siglip2", "deit3": "deit3",
+}  # fmt: skip
+
+
+def family_of(*names: str) -> str | None:
+    """Return the key of the first family that a name tells; None where none does."""
+    return next(
+        (key for key, row in FAMILIES.items() if any(re.search(row.named, name.lower()) for name in names)),
+        None,
+    )
+
+
+def stored_family(config: Config, layout: str, *names: str) -> str | None:
+    """Return the key of the family of another program's weights, by structure, and of a plain ViT by its
+    layout or one of its recorded names.
+    """
+    from vitctl.models.weights import timm
+
+    structure = timm.structure(config) if isinstance(config, ViTConfig) else ""
+    if structure == "beit":
+        return "beit2_21k" if config.num_classes else "beit2"
+    if structure == "clip" and getattr(config, "norm_pre", False):
+        return "clip"
+    known = _STRUCTURES.get(layout) or _STRUCTURES.get(structure)
+    return known or ("mae" if family_of(*names) == "mae" else "")
+
+
+_WORDS = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge", "g": "giant"}
+_SHORT = re.compile(r"([a-z]+\d?)_(ti|s|b|l|h|g|so400m)(\d+)(plus)?(_\w+)?")
+
+
+def named_network(address: str) -> ViTConfig | None:
+    """Return the network of published weights, by their name alone; None where it does not tell it.
+
+    `address` is as `full_address` gives it. Source: the pages in `PUBLISHED`, timm's names
+    """
+    from vitctl.models.weights.timm import named_size
+
+    short = next((name for name, row in PUBLISHED.items() if row.address == address), "")
+    key = family_of(short or address.removeprefix("hf://timm/"))
+    name, size = address.removeprefix("hf://timm/"), 518 if key == "dinov2" else 224
+    if found := re.search(r"_(\d{3})(\.|$)", name):
+        size = int(found[1])
+    if parts := _SHORT.fullmatch(short):
+        size = PUBLISHED[short].image_size
+        start = "eva02" if key == "eva02" else "vit"
+        plus = "_plus" * bool(parts[4])
+        name = (
+            f"{start}_{_WORDS.get(parts[2], parts[2])}{plus}_patch{parts[3]}_{'dinov2' * (key == 'dinov2')}"
+        )
+    elif not address.startswith("hf://timm/"):
+        return None
+    sizes = named_size(name)
+    if key is None or not sizes or re.search("_rope|_pe_|_gap_|_clip_.*eva|eva.*_clip", name):
+        return None
+    values = {"gelu": "erf", **FAMILIES[key].network}
+    if key == "dinov2" and "reg" in address:
+        values["registers"] = 4
+    if (key == "dinov3" and "plus" in address) or (key == "dinov2" and sizes["hidden_size"] == 1536):
+        values["mlp"] = "swiglu"
+    if key == "eva02" and sizes["hidden_size"] >= 768:
+        values["mlp_norm"] = True
+    return ViTConfig(**sizes, image_size=size, num_classes=0, **values)
+
+
 _PREFIXES = {"timm": r"[\w.-]+", "hf": r"[\w.-]+/[\w.-]+(/[\w./-]+)?"}
 _OF_TIMM_NAME = re.compile(r"(vit|deit3?|eva02|beit(v2)?|flexivit|tiny_vit|samvit)_\w+(\.\w+)?")
 
@@ -142,4 +266,6 @@ def meant(source: str) -> str:
     """Return a "did you mean" question about other weights; "" for none."""
     if _OF_TIMM_NAME.fullmatch(source):
         return did_you_mean([f"timm:{source}"])
+    if re.fullmatch(_PREFIXES["hf"], source) and family_of(source.partition("/")[2]) is not None:
+        return did_you_mean([f"hf:{source}"] * (not Path(source).parent.exists()))
     return did_you_mean(one_edit_away(source, PUBLISHED)[:3])

@@ -186,7 +186,7 @@ def _spell(tensors: Tensors, config: ViTConfig) -> Tensors:
         # With registers timm has no position for the class token: it is part of the token.
         row, spelt["pos_embed"] = (part.clone() for part in spelt["pos_embed"].tensor_split([1], dim=1))
         spelt["cls_token"] = spelt["cls_token"] + row
-    if _family(config) in (*_EVA, _BEIT):
+    if structure(config) in (*_EVA, _BEIT):
         spelt = renamed(spelt, {r"\.ls([12])\.gamma$": r".gamma_\1"})
     if config.mlp_norm:
         spelt = _split(spelt, ".attn.qkv.weight", _QKV)
@@ -325,7 +325,7 @@ def _check_size(name: str, given: Json, shape: Json) -> None:
     """Check config.json against the tensors, by architecture name or arguments. Raises CheckpointError."""
     stated = {key: _side(key, value) for key, value in given.items() if key in _ARGUMENTS}
     check_sizes(CONFIG, stated, shape, _ARGUMENTS)
-    named = _named_size(name)
+    named = named_size(name)
     if "mlp_ratio" in given or "embed_dim" in given:
         named.pop("mlp_size", None)
     free = {field for key, field in _ARGUMENTS.items() if key in given}
@@ -428,7 +428,7 @@ def _recorded(pretrained: Json) -> dict[str, Any]:
 
 
 def _lacks(config: ViTConfig) -> tuple[tuple[object, str], ...]:
-    family, gated, pooling = _family(config), config.mlp == "swiglu", config.classifier == "attention"
+    family, gated, pooling = structure(config), config.mlp == "swiglu", config.classifier == "attention"
     other = family in (*_EVA, _BEIT)
     return (
         (
@@ -467,7 +467,8 @@ def _notes(config: ViTConfig, _meta: Json) -> Iterator[str]:
         yield "the class token's position is now part of the class token"
 
 
-def _family(config: ViTConfig) -> str:
+def structure(config: ViTConfig) -> str:
+    """Return the row of `_NAMES` for a network."""
     gated = config.mlp == "swiglu"
     if config.position_embedding == "relative_bias":
         return _BEIT
@@ -487,12 +488,12 @@ def _family(config: ViTConfig) -> str:
 
 
 def _family_eps(config: ViTConfig) -> float:
-    return LARGER_EPS if _family(config) in ("clip", "dinov3", "dinov3 swiglu") else NORM_EPS
+    return LARGER_EPS if structure(config) in ("clip", "dinov3", "dinov3 swiglu") else NORM_EPS
 
 
 def _architecture(config: ViTConfig) -> tuple[str, bool]:
     """Return timm's name, and whether it also determines the sizes of `config`."""
-    names = _NAMES[_family(config)]
+    names = _NAMES[structure(config)]
     registers = f"reg{config.registers}_" if config.registers == 4 else ""
     biases = "_qkvb" if config.qkv_bias == "qv" else ""
     quick = ("_clip_", "_clip_quickgelu_") if config.gelu == "quick" else ("", "")
@@ -500,12 +501,12 @@ def _architecture(config: ViTConfig) -> tuple[str, bool]:
         name.format(registers=registers, biases=biases).replace(quick[0], quick[1]) for name in names
     ]
     size = {field: getattr(config, field) for field in _FIELDS}
-    found = next((name for name in published if _named_size(name) == size), "")
+    found = next((name for name in published if named_size(name) == size), "")
     return found or names[0].format(registers="", biases=""), bool(found)
 
 
-def _named_size(name: str) -> dict[str, Any]:
-    """Return the ViT fields that an architecture's name determines, if it is known."""
+def named_size(name: str) -> dict[str, Any]:
+    """Return the fields of a ViT that the name of an architecture stands for, as far as it is known."""
     patch = re.search(r"_patch(\d+)_", name)
     sizes = next((sizes for pattern, sizes in _SIZES.items() if re.search(pattern, name)), ())
     return dict(zip(_FIELDS, (*sizes, int(patch[1])), strict=True)) if patch and sizes else {}
@@ -513,11 +514,11 @@ def _named_size(name: str) -> dict[str, Any]:
 
 def _aligned(config: ViTConfig) -> bool:
     """Return whether timm's DINOv3 keeps gate and hidden of this SwiGLU in two matrices."""
-    return _family(config) == "dinov3 swiglu" and config.mlp_size % 8 == 0
+    return structure(config) == "dinov3 swiglu" and config.mlp_size % 8 == 0
 
 
 def _sizes(config: ViTConfig) -> dict[str, Any]:
-    inner = config.mlp_size * (1 + (_family(config) == "swiglu"))  # timm counts gate and hidden together
+    inner = config.mlp_size * (1 + (structure(config) == "swiglu"))  # there, gate and hidden count together
     ratio = inner / config.hidden_size
     if int(config.hidden_size * ratio) != inner:  # timm rounds down
         ratio = math.nextafter(ratio, math.inf)
@@ -533,7 +534,7 @@ def _sizes(config: ViTConfig) -> dict[str, Any]:
 
 def _switches(config: ViTConfig) -> dict[str, Any]:
     """Return the arguments of timm's classes that change the maths, without defaults for a plain network."""
-    family, is_pooled = _family(config), config.norm_at == "pooled"
+    family, is_pooled = structure(config), config.norm_at == "pooled"
     learned, apart = config.position_embedding == "learned", config.registers or not config.position_class_row
     pool = {"token": "token", "attention": "map"}.get(config.classifier, "avg")
     switches: dict[str, Any] = {"global_pool": pool, "init_values": config.layer_scale or None}
