@@ -210,7 +210,6 @@ def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool =
     """
     from vitctl.cli.data_commands import check_photographs, shards_of
     from vitctl.data.datasets.catalog import is_photographs, open_originals
-    from vitctl.data.datasets.converted import find_shards, fingerprint
     from vitctl.errors import DataError
     from vitctl.jobs.inputs.checks import check_not_missing, check_weights, fit_splits
     from vitctl.jobs.plan import plan_scoring
@@ -222,6 +221,8 @@ def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool =
     if not isinstance(data, Place) or not is_photographs(data.path):
         return loaded
     if dry_run:
+        from vitctl.data.datasets.converted import find_shards, fingerprint
+
         if find_shards(runs, fingerprint(data.path)) is None:
             place = runs / "shards" / Path(data.path).resolve().name
             print(f"{data.path}: photos; their shards would be written to {place}-...")

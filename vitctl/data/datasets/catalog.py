@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
-from vitctl.data.datasets.readers.arrays import read_pairs
 from vitctl.data.datasets.readers.class_folder import (
     is_class_tar,
     read_class_folder,
@@ -220,7 +219,7 @@ def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Pa
 FILES: dict[str, Callable[[Path], dict[str, Originals]]] = {
     ".tar": lambda path: _open_tar(path),
     **dict.fromkeys(TABLES, read_table),
-    **dict.fromkeys((".npz", ".npy"), read_pairs),
+    **dict.fromkeys((".npz", ".npy"), lambda path: _open_arrays(path)),
     ".parquet": lambda path: read_parquet([path]),
     **dict.fromkeys((".zip", ".gz", ".tgz", ".bz2", ".xz", ".txz"), lambda path: _open_packed(path)),
 }
@@ -295,6 +294,12 @@ def original_splits(path: str) -> dict[str, Source]:
     Raises DataError.
     """
     return {name: OriginalImages(name, originals) for name, originals in open_originals(path).items()}
+
+
+def _open_arrays(path: Path) -> dict[str, Originals]:
+    from vitctl.data.datasets.readers.arrays import read_pairs
+
+    return read_pairs(path)
 
 
 def _open_tar(path: Path) -> dict[str, Originals]:

@@ -240,7 +240,8 @@ def find_splits(folder: Path) -> dict[str, Path]:
     if (folder / INDEX_FILE).is_file():
         return {folder.resolve().name: folder}
     splits = {path.parent.name: path.parent for path in folder.glob(f"*/{INDEX_FILE}")}
-    return {name: splits[name] for name in in_usual_order(splits)}
+    order = in_usual_order(splits)
+    return dict(zip(order, map(splits.__getitem__, order), strict=True))
 
 
 def in_usual_order(splits: Collection[str]) -> list[str]:

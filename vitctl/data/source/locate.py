@@ -140,7 +140,8 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
         return _remote_splits(check_address(text.rstrip("/")), names)
     if is_folder:
         places = find_splits(Path(text)) | (_index_folder(Path(text), names) if makes_index else {})
-        return {name: SplitLocation(places[name]) for name in in_usual_order(places)}
+        order = in_usual_order(places)
+        return dict(zip(order, map(SplitLocation, map(places.__getitem__, order)), strict=True))
     shards = expand(text)
     folders = {shard.rpartition("/")[0] for shard in shards}
     if len(folders) != 1 or not all(shard.endswith(".tar") for shard in shards):

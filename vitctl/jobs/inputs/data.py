@@ -304,16 +304,16 @@ def corrected(recipe: Pretrain | Finetune, source: Source) -> Correction | None:
 
 def roles_note(recipe: Pretrain | Finetune, num_train: int, num_scored: int) -> str:
     """Return a line that says which images are trained on, choose something, and are scored; 0: unknown."""
-    data, choices = recipe.data, dict[str, str]()
+    data, chosen = recipe.data, list[str]()
     if not data.eval_split or data.synthetic:
         return ""
     if isinstance(recipe, Finetune) and recipe.sweep.lrs:
-        choices[recipe.sweep.eval_split] = "learning rate"
+        chosen.append(f"learning rate chosen on '{recipe.sweep.eval_split}'")
     if recipe.evaluation.select_best:
-        choices[data.eval_split] = "checkpoint"
-    chosen = ", ".join(f"{what} chosen on '{split}'" for split, what in choices.items()) or "nothing chosen"
-    train, scored = (f" ({count_text(n, 'image')})" if n else "" for n in (num_train, num_scored))
-    text = f"trained on '{data.train_split}'{train}, {chosen}, scored on '{data.eval_split}'{scored}"
+        chosen.append(f"checkpoint chosen on '{data.eval_split}'")
+    train = f"'{data.train_split}'" + f" ({count_text(num_train, 'image')})" * bool(num_train)
+    scored = f"'{data.eval_split}'" + f" ({count_text(num_scored, 'image')})" * bool(num_scored)
+    text = f"trained on {train}, {', '.join(chosen) or 'nothing chosen'}, scored on {scored}"
     return text + "; score test images once, by `vitctl evaluate`" * recipe.evaluation.select_best
 
 

@@ -113,7 +113,8 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | _
         raise DataError("''", "is empty", "name an image or a folder (. is the current one)")
     path = Path(text)
     if os.path.lexists(path):
-        if is_photographs(text) and (split or path.is_file()):
+        is_image = path.suffix.lower().removeprefix(".") in IMAGE_EXTENSIONS
+        if not is_image and is_photographs(text) and (split or path.is_file()):
             return [_shards(text, split, place, note)] if split else [*original_splits(text).values()]
         if path.is_dir():
             return _in_folder(text, place, split, note)
