@@ -57,7 +57,8 @@ _ZEROS_BYTES = 256 * 2**20  # of a new head, which shrink to nothing
 _NOT_WEIGHTS = {
     rb"\s*<": "a web page, not weights; the download link was wrong or needs a login",
     rb"version https://git-lfs": "a Git LFS pointer, not weights; fetch the file itself with `git lfs pull`",
-    rb"": "not a safetensors file, and neither an .npz archive nor a torch state dict",
+    rb"": "not a safetensors file, and neither an .npz archive nor a torch state dict; give weights, such as "
+    "model.safetensors",
 }
 _PICKLE = rb"\x80[\x02-\x05]"
 # Where training programs put the weights inside their checkpoints, or what stands before all their names: the
@@ -379,10 +380,12 @@ def _read_torch(path: Path) -> Tensors:
     except pickle.UnpicklingError as error:
         met = re.search(r"GLOBAL ([\w.]+)", str(error))
         raise CheckpointError(
-            f"{path}: a pickle that is truncated or holds more than tensors"
+            path,
+            "a pickle that is truncated or holds more than tensors"
             + (f" ({met[1]})" if met else "")
-            + "; never opened because it can run code; convert it to safetensors with the library that wrote "
-            "it (safetensors.torch.save_file of its state_dict)"
+            + "; never opened because it can run code",
+            "convert it to safetensors with the library that wrote it (safetensors.torch.save_file of its "
+            "state_dict)",
         ) from error
     except MemoryError:
         raise
