@@ -279,9 +279,20 @@ def usage_line(error: Any, arguments: Sequence[str]) -> str:
     if message.startswith("no such command"):
         word = message.split()[-1]
         fix = did_you_mean(OTHER_COMMANDS.get(word.replace("-", "_"), one_edit_away(word, commands)))
+    elif message.startswith("unexpected argument"):
+        fix = _as_a_value(message.split()[-1], arguments, context)
     where = command.removeprefix("vitctl").strip()
     fix = fix or f"see: {command} --help"
     return one_line(f"{where}{': ' if where else ''}{message[:1].lower()}{message[1:].rstrip('.')}; {fix}")
+
+
+def _as_a_value(word: str, arguments: Sequence[str], context: Any) -> str:
+    """Return what was meant by a word without an option: a value of --set, or the data; "" if neither."""
+    at = arguments.index(word) if word in arguments else 0
+    if at > 1 and arguments[at - 2] in ("--set", "-s") and "=" not in arguments[at - 1]:
+        return did_you_mean([f"--set {arguments[at - 1]}={word}"])
+    takes_data = context is not None and "--data" in _Command(context).parameters
+    return did_you_mean([f"--data {shlex.quote(word)}"] if takes_data and os.path.exists(word) else [])
 
 
 def instead(error: Any, arguments: Sequence[str]) -> str:

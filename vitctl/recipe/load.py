@@ -73,7 +73,7 @@ def find_recipe(name: str) -> Path:
     if name.endswith(".toml") or path.is_file():
         if path.is_file():
             return path
-        raise RecipeError(name, "no such recipe file")
+        raise RecipeError(name, "no such recipe file", "`vitctl recipes list` shows the shipped ones")
     folder, is_name = recipe_folder(), path.name == name
     if is_name and (folder / f"{name}.toml").is_file():
         return folder / f"{name}.toml"

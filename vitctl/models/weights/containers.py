@@ -57,7 +57,8 @@ _ZEROS_BYTES = 256 * 2**20  # for a new head's zeros, which compress to nothing
 _NOT_WEIGHTS = {
     rb"\s*<": "a web page, not weights; the download link was wrong or needs a login",
     rb"version https://git-lfs": "a Git LFS pointer, not weights; fetch the file itself with `git lfs pull`",
-    rb"": "not a safetensors file, and neither an .npz archive nor a torch state dict",
+    rb"": "not a safetensors file, and neither an .npz archive nor a torch state dict; give weights, such as "
+    "model.safetensors",
 }
 _PICKLE = rb"\x80[\x02-\x05]"
 # Keys or prefixes of the weights, and of their average, in training checkpoints. Lightning's average is
@@ -361,10 +362,12 @@ def _read_torch(path: Path) -> Tensors:
     except pickle.UnpicklingError as error:
         met = re.search(r"GLOBAL ([\w.]+)", str(error))
         raise CheckpointError(
-            f"{path}: a pickle that is truncated or holds more than tensors"
+            path,
+            "a pickle that is truncated or holds more than tensors"
             + (f" ({met[1]})" if met else "")
-            + "; never opened because it can run code; convert it to safetensors with the library that wrote "
-            "it (safetensors.torch.save_file of its state_dict)"
+            + "; never opened because it can run code",
+            "convert it to safetensors with the library that wrote it (safetensors.torch.save_file of its "
+            "state_dict)",
         ) from error
     except MemoryError:
         raise
