@@ -173,6 +173,11 @@ def run_loaded(
         prepared = prepare_run(loaded, run_dir, allow, config, batch)
     if prepared.taken:
         say(prepared.taken, style="bold yellow")
+    if (inputs := prepared.inputs) and inputs.train is not None:
+        from vitctl.jobs.inputs.data import roles_note
+
+        if note := roles_note(prepared.recipe, len(inputs.train), len(inputs.scored or ())):
+            print(note)
     if batch:
         write_job(batch, run_dir)
         return

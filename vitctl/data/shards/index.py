@@ -246,7 +246,7 @@ def find_splits(folder: Path) -> dict[str, Path]:
 
 def in_usual_order(splits: Collection[str]) -> list[str]:
     """Return names of splits, `train` first."""
-    first = [name for name in _USUAL_SPLITS if name in splits]
+    first = list(filter(splits.__contains__, _USUAL_SPLITS))
     return [*first, *sorted({*splits} - {*first})]
 
 

@@ -302,8 +302,10 @@ def corrected(recipe: Pretrain | Finetune, source: Source) -> Correction | None:
     return None if is_off else correction(weights, sampling, source)
 
 
-def roles_note(recipe: Pretrain | Finetune, num_train: int, num_scored: int) -> str:
+def roles_note(recipe: Recipe, num_train: int, num_scored: int) -> str:
     """Return a line that says which images are trained on, choose something, and are scored; 0: unknown."""
+    if not isinstance(recipe, Pretrain | Finetune):
+        return ""
     data, chosen = recipe.data, list[str]()
     if not data.eval_split or data.synthetic:
         return ""
@@ -323,8 +325,7 @@ def training_notes(
     """Return notes on a training's images for its log; some may be empty."""
     uneven = corrected(recipe, train_on)
     groups = group_notes(data, {data.train_split: train_on, data.eval_split: score_on})
-    roles = roles_note(recipe, len(train_on), len(score_on) if score_on else 0)
-    return [roles, *groups, *sampling_notes(data, train_on), uneven.note if uneven else ""]
+    return [*groups, *sampling_notes(data, train_on), uneven.note if uneven else ""]
 
 
 def open_whole(place: Place, split: str, run_dir: Path) -> Source:
