@@ -18,6 +18,7 @@ from vitctl.data.datasets.readers.original_files import read_archive, unpacked
 from vitctl.data.datasets.readers.table import (
     FOLDERS,
     lists_images,
+    names_an_image,
     read_parquet,
     read_split_tables,
     read_table,
@@ -377,9 +378,9 @@ def table_of(folder: Path) -> Path | None:
         and not any(one.is_dir() for one in folder.glob("*/*"))
     ):
         return listed[0]  # whose reader says what is wrong with it
-    if not tables and classes and listed:
+    if not tables and classes and (odd := [one for one in listed if names_an_image(one)]):
         raise DataError(
-            listed[0],
+            odd[0],
             "its columns are not those of images, and it is beside class folders",
             "move it away to use the folders, or name its columns path,label",
         )

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.data.datasets.readers.original_files import file_size, read_bytes
+from vitctl.data.images.image_types import IMAGE_SUFFIXES
 from vitctl.data.source.splits import JSON_LINES, ROLES, TABLES, table_delimiter
 from vitctl.data.writer.intake import Doubt, Item, Originals, keep_doubt
 from vitctl.errors import DataError
@@ -144,6 +145,15 @@ def lists_images(path: Path) -> bool:
         return False
     with suppress(DataError, OSError, UnicodeDecodeError, csv.Error), path.open(encoding="utf-8-sig") as file:
         return bool(table_delimiter(path, io.StringIO(file.readline(limits.RECIPE_LINE)), _is_header))
+    return False
+
+
+def names_an_image(path: Path) -> bool:
+    """Return whether a cell at the start of a table is the file name of an image."""
+    with suppress(OSError), open_regular(path, error=DataError) as file:
+        text = file.read(limits.RECIPE_LINE).decode("utf-8", errors="replace")
+        cells = {cell.strip(' "') for cell in re.split(r"[,;\t\r\n]", text)}
+        return any(cell.lower().endswith(IMAGE_SUFFIXES) for cell in cells)
     return False
 
 
