@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.losses import classification_losses
 from vitctl.engine.metrics import (
     MEANS,
     METRICS,
@@ -129,7 +128,7 @@ def evaluate_model(
         normalise: uint8 images to the model's input on its device.
         stop: checked between batches.
         loss: also compute the mean of this loss, without label smoothing and class weights, see
-            `classification_losses`; the order of the images does not change its sum.
+            `classification_loss`; the order of the images does not change its sum.
 
     Raises:
         Stopped: a signal came to any process.
@@ -154,9 +153,11 @@ def evaluate_model(
             is_image.append(batch.weights > 0)
             num_classes = logits.shape[-1]
             if loss:
+                from vitctl.engine.losses import classification_loss  # other jobs need none
+
                 known = sent(batch.labels, logits.device)
                 known = known.clamp(min=0) if known.ndim == 1 else known  # of padded rows, left out below
-                losses.append(classification_losses(logits.double(), known, name=loss))
+                losses.append(classification_loss(logits.double(), known, None, name=loss))
     counted = torch.cat(is_image).numpy()
     best, of_images = torch.cat(answers).cpu().numpy()[counted], torch.cat(labels).numpy()[counted]
     hits, may_lack_labels = count_hits(best, of_images), of_images.ndim == 2

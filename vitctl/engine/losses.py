@@ -76,10 +76,10 @@ def predict_masked_patches(
 def classification_loss(
     logits: Tensor,
     labels: Tensor,
-    weights: Tensor,
+    weights: Tensor | None,
     *,
     name: str,
-    label_smoothing: float,
+    label_smoothing: float = 0.0,
     smoothing: Smoothing = "spread",
     class_weights: Tensor | None = None,
 ) -> Tensor:
@@ -87,8 +87,8 @@ def classification_loss(
 
     Args:
         logits: [B, K].
-        labels: [B] integers; for "sigmoid" also [B, L], several labels padded with -1.
-        weights: [B], 0 for images that do not count.
+        labels: [B] integers; or [B, L] where images may have several, padded with -1, for "sigmoid" alone.
+        weights: [B], 0 for images that do not count; None: the loss of each image is returned, [B].
         name: "sigmoid": sum over the classes of binary cross-entropies; "softmax": cross-entropy.
         label_smoothing: distance of targets from 0 and 1.
         smoothing: "spread": that share of the target is spread evenly over the K classes; "per_class", for
@@ -102,23 +102,6 @@ def classification_loss(
 
     Paper: Section 3.1, Table 3; sigmoid in pre-training as in the authors' code.
     """
-    each = classification_losses(
-        logits, labels, name=name, label_smoothing=label_smoothing, smoothing=smoothing
-    )
-    if class_weights is not None:
-        weights = weights * class_weights[labels]
-    return (each * weights.to(each.dtype)).sum()
-
-
-def classification_losses(
-    logits: Tensor,
-    labels: Tensor,
-    *,
-    name: str,
-    label_smoothing: float = 0.0,
-    smoothing: Smoothing = "spread",
-) -> Tensor:
-    """Return the loss of each image, `[B]`; see `classification_loss`."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     num_classes = logits.shape[-1]
     if labels.ndim == 1:
@@ -135,8 +118,14 @@ def classification_losses(
     elif label_smoothing:
         targets = targets * (1 - label_smoothing) + label_smoothing / num_classes
     if name == "sigmoid":
-        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=-1)
-    return -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
+        each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=-1)
+    else:
+        each = -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
+    if weights is None:
+        return each
+    if class_weights is not None:
+        weights = weights * class_weights[labels]
+    return (each * weights.to(each.dtype)).sum()
 
 
 def multi_hot(labels: Tensor, num_classes: int) -> Tensor:

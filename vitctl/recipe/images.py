@@ -39,15 +39,6 @@ EVAL_RESAMPLE = (
 )
 
 
-def _augmented(name: str) -> str:
-    if name and name not in _POLICIES:
-        raise ValueError(
-            f"{name!r} should be {', '.join(_POLICIES[:4])} (torchvision's), {' or '.join(_POLICIES[4:])} "
-            f"(timm's), or as timm's rand-mM-nN-pP-mstdS-incI; for 3a set data.augment3 = true"
-        )
-    return name
-
-
 def _resized_to(size: int) -> int:
     """Check a size before the centre crop. Earlier releases took 0 for an unset one."""
     if size < 1:
@@ -319,7 +310,7 @@ class TrainImages(Place):
         "in AutoAugment. MAE: true",
         source="timm",
     )
-    auto_augment: Annotated[str, AfterValidator(_augmented)] = knob(
+    auto_augment: str = knob(
         "",
         "a policy instead of RandAugment: torchvision's AutoAugment of imagenet, cifar10 or svhn, or its "
         "TrivialAugmentWide, trivial; timm's original or v0. RandAugment as other programs write it, such as "
@@ -439,6 +430,12 @@ class TrainImages(Place):
                 "synthetic images cannot be mixed; set data.synthetic = 0, or leave data.mixture out",
             ),
             (
+                self.auto_augment not in ("", *_POLICIES),
+                f"auto_augment = {self.auto_augment!r} should be {', '.join(_POLICIES[:4])} (torchvision's), "
+                f"{' or '.join(_POLICIES[4:])} (timm's), or as timm's rand-mM-nN-pP-mstdS-incI; for 3a set "
+                f"data.augment3 = true",
+            ),
+            (
                 self.auto_augment and self.randaugment_layers,
                 f"auto_augment = '{self.auto_augment}' goes instead of randaugment_layers = "
                 f"{self.randaugment_layers}; set data.randaugment_layers = 0, or data.auto_augment = ''",
@@ -464,18 +461,18 @@ class TrainImages(Place):
                 f"data.randaugment_rules = 'timm', or leave it out",
             ),
             (
-                not self.random_erasing and self._sets("erasing_mode", "erasing_count"),
-                f"{self._sets('erasing_mode', 'erasing_count')} does nothing without random_erasing; set "
-                f"data.random_erasing, e.g. to 0.25, or leave it out",
+                not self.random_erasing and (self.erasing_mode, self.erasing_count) != ("pixel", 1),
+                "erasing_mode and erasing_count do nothing without random_erasing; set data.random_erasing, "
+                "e.g. to 0.25, or leave them out",
             ),
             (
                 not (self.mixup_alpha or self.cutmix_alpha)
-                and self._sets("mixup_probability", "mixup_off_epoch"),
-                f"{self._sets('mixup_probability', 'mixup_off_epoch')} does nothing without MixUp or CutMix; "
-                f"set data.mixup_alpha, or leave it out",
+                and (self.mixup_probability, self.mixup_off_epoch) != (1, 0),
+                "mixup_probability and mixup_off_epoch do nothing without MixUp or CutMix; set "
+                "data.mixup_alpha, or leave them out",
             ),
             (
-                not (self.mixup_alpha and self.cutmix_alpha) and self._sets("cutmix_share"),
+                not (self.mixup_alpha and self.cutmix_alpha) and self.cutmix_share != 0.5,
                 "cutmix_share does nothing without both; set data.mixup_alpha and data.cutmix_alpha, or "
                 "leave it out",
             ),

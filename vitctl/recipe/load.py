@@ -161,9 +161,7 @@ def as_python(value: Any) -> Any:
 
 
 def _spread(values: Mapping[str, Any], given: Override) -> list[Override]:
-    """Return what an override sets: of one value of data.auto_augment several."""
-    if given.key != _AUGMENT:
-        return [given]
+    """Return what a value of data.auto_augment sets."""
     keys = augment_keys(given.value, values.get("data") or {})
     return [given._replace(key=f"data.{key}", value=value) for key, value in keys.items()]
 
@@ -176,7 +174,7 @@ def _override(values: dict[str, Any], origins: dict[str, str], overrides: Iterab
         whole = given._replace(
             key=RENAMED.get(given.key, given.key), value=value_without_queries(as_python(given.value))
         )
-        for override in _spread(values, whole):
+        for override in _spread(values, whole) if whole.key == _AUGMENT else (whole,):
             _put(values, override)
             for key in [k for k in origins if k == override.key or k.startswith(override.key + ".")]:
                 del origins[key]
@@ -197,8 +195,7 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str
     parent = own.pop("extends", None)
     origins.pop("extends", None)
     if parent is None:
-        _spread_table(own, origins, {})
-        return own, origins
+        return (_spread_table(own, origins, {}) if _AUGMENT in origins else own), origins
     if not isinstance(parent, str):
         raise RecipeError(
             f"{path.name}:{_line(lines, 'extends')}",
@@ -208,17 +205,18 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str
     values, inherited = _read_with_parents(
         beside if beside.is_file() else find_recipe(parent), (*children, path)
     )
-    _spread_table(own, origins, values)
+    if _AUGMENT in origins:
+        own = _spread_table(own, origins, values)
     return _merge(values, own), inherited | origins
 
 
-def _spread_table(own: dict[str, Any], origins: dict[str, str], below: Mapping[str, Any]) -> None:
+def _spread_table(own: dict[str, Any], origins: dict[str, str], below: Mapping[str, Any]) -> dict[str, Any]:
     """`_spread` in a file; a key that is written beside data.auto_augment stays as it is."""
-    data, origin = own.get("data"), origins.get(_AUGMENT)
-    for one in _spread(below, Override(_AUGMENT, data["auto_augment"])) if data and origin else ():
+    for one in _spread(below, Override(_AUGMENT, own["data"]["auto_augment"])):
         if one.key == _AUGMENT or one.key not in origins:
             _put(own, one)
-            origins[one.key] = str(origin)
+            origins[one.key] = origins[_AUGMENT]
+    return own
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -395,7 +393,8 @@ def every_key(schema: type[BaseModel], prefix: str = "") -> list[str]:
 def takes(key: str, text: str) -> bool:
     """Return whether a key accepts a value typed after --set, judged by the value alone."""
     schema, values = next(schema for schema in JOBS.values() if key in every_key(schema)), dict[str, Any]()
-    for one in _spread({}, parse_override(f"{key}={text}")):
+    given = parse_override(f"{key}={text}")
+    for one in _spread({}, given) if key == _AUGMENT else (given,):
         _put(values, one)
     try:
         schema.model_validate(values)

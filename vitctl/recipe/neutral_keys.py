@@ -139,7 +139,11 @@ def idle_keys(recipe: Recipe) -> dict[str, str]:
             is_set = getattr(recipe.probe, name) != Probing.model_fields[name].default
             why = f"for probe.method = '{recipe.probe.method}'"
             found[f"probe.{name}"] = is_set and recipe.probe.method not in methods, why
-    return {key: why for key, (is_idle, why) in found.items() if is_idle}
+    idle = {}
+    for key, (is_idle, why) in found.items():
+        if is_idle:
+            idle[key] = why
+    return idle
 
 
 # Keys of [probe] that some methods read.
@@ -163,21 +167,20 @@ PLACES = ("data.path", "weights.source", "distillation.teacher")
 
 def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, str]:
     """Return the values that a run's numbers depend on, as TOML by dotted key, without keys in `free`."""
-    names = {new: old for old, new in RENAMED.items()}
+    names = dict(zip(RENAMED.values(), RENAMED, strict=True))
     added = _ADDED | (_ADDED_FROZEN if isinstance(recipe, FrozenRecipe) else {})
-    values = {
-        names.get(key, key): toml_value(value)
-        for key, value in flat(recipe).items()
-        if not key.startswith(free) and not (key in added and value == added[key])
-    }
+    values = {}
+    for key, value in flat(recipe).items():
+        if not key.startswith(free) and not (key in added and value == added[key]):
+            values[names.get(key, key)] = toml_value(value)
     if values.get("data.eval_resize") == "":  # unset: earlier releases wrote 0
         values["data.eval_resize"] = "0"
-    # SGD's decay was once decoupled: with it the same number means other training, which must not resume as
-    # this one.
-    if values.get("optimizer.name") == toml_value("sgd") and float(values["optimizer.weight_decay"]):
+    # SGD's decay was decoupled once: the same number is then another training, and must not resume as this
+    # one.
+    if values.get("optimizer.name") == '"sgd"' and float(values["optimizer.weight_decay"]):
         values["optimizer.weight_decay"] += " (coupled)"
-    # A cosine once ended at 0, whatever end_lr was.
-    if values.get("schedule.decay") == toml_value("cosine") and float(values["schedule.end_lr"]):
+    # A cosine ended at 0 once, whatever end_lr was.
+    if values.get("schedule.decay") == '"cosine"' and float(values["schedule.end_lr"]):
         values["schedule.end_lr"] += " (of the cosine)"
     return values
 

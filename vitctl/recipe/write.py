@@ -82,6 +82,8 @@ def toml_value(value: Any) -> str:
     if isinstance(value, dict):
         pairs = [f"{toml_value(key)} = {toml_value(inner)}" for key, inner in value.items()]
         return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, tuple | list) and {*map(type, value)} <= {int, float}:
+        return repr([*value])
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, str):

@@ -10,7 +10,6 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.images.augment import (
-    TIMM_POLICIES,
     big_vision_randaugment,
     color_jitter,
     three_augment,
@@ -37,6 +36,7 @@ Colour = tuple[int, int, int]
 GREY: Colour = (128, 128, 128)  # the mean colour of weights whose mean is 0.5
 _CROP_ATTEMPTS, _RESIZED_ATTEMPTS = 100, 10
 _MAX_MAGNITUDE = 30
+_TORCHVISIONS = "imagenet", "cifar10", "svhn", "trivial"
 _OF_TIMM = "probability", "std", "increasing"
 _GREY = [128.0, 128.0, 128.0]  # fill colour outside the image, as in the code of AutoAugment's authors
 
@@ -102,14 +102,11 @@ class TrainTransform:
     auto_augment: str = ""
 
     def __post_init__(self) -> None:
-        if self._is_torchvisions:  # imported before workers are forked, so that they share its memory
+        if self.auto_augment in _TORCHVISIONS or (
+            self.randaugment_layers and self.randaugment_rules == "torchvision"
+        ):
+            # imported before workers are forked, so that they share its memory
             _distortion(self.randaugment_layers, self.randaugment_magnitude, self.auto_augment)
-
-    @property
-    def _is_torchvisions(self) -> bool:
-        if self.auto_augment:
-            return self.auto_augment not in TIMM_POLICIES
-        return bool(self.randaugment_layers) and self.randaugment_rules == "torchvision"
 
     def __call__(self, image: Picture | np.ndarray, rng: np.random.Generator) -> "Tensor":
         """Transform a picture, of which only the crop is decoded, or uint8 `[H, W, 3]`.
@@ -149,7 +146,9 @@ class TrainTransform:
             "layers": self.randaugment_layers,
             "magnitude": self.randaugment_magnitude,
         }
-        if self._is_torchvisions:
+        if self.auto_augment in _TORCHVISIONS or (
+            self.randaugment_layers and self.randaugment_rules == "torchvision"
+        ):
             pixels = rand_augment(pixels, drawn.rng, **strength, policy=self.auto_augment)
         elif self.randaugment_layers and self.randaugment_rules == "big_vision":
             pixels = _tensor(big_vision_randaugment(pixels.permute(1, 2, 0).numpy(), drawn.rng, **strength))

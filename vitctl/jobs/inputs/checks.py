@@ -353,7 +353,9 @@ def check_choices(loaded: Loaded, before: Recipe | None = None) -> None:
             unset = toml_value(type(getattr(recipe, table)).model_fields[name].default)
             fix = f"leave it out, or undo it with --set {key}={unset}"
             raise RecipeError(loaded.origin(key), f"{key} does nothing {why}", fix)
-    if isinstance(recipe, Pretrain | Finetune):
+    if isinstance(recipe, Pretrain | Finetune) and (
+        recipe.checkpoint.keep_best or recipe.evaluation.select_best
+    ):
         _check_best(recipe)
     is_same_job = isinstance(before, Pretrain | Finetune) and before.job == recipe.job
     if is_same_job and _choices(before) == _choices(recipe):
@@ -677,7 +679,8 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs, nodes: int) -> 
     checked_steps(len(train), s, recipe.machine.processes)
     lanes_of(recipe, recipe.machine.processes)
     recipe.machine.shards(recipe.machine.processes)  # raises where the processes cannot be divided so
-    _check_best(recipe)
+    if recipe.checkpoint.keep_best or recipe.evaluation.select_best:
+        _check_best(recipe)
     may_have_several = _may_have_several(train)
     starts_solved = isinstance(recipe, Finetune) and recipe.finetune.head == "fewshot"
     refuse(

@@ -39,7 +39,7 @@ from vitctl.engine.journal import (
     with_infinities,
     write_run_json,
 )
-from vitctl.engine.metrics import METRICS, metric_text
+from vitctl.engine.metrics import METRICS
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.models.weights.header import own_header
 from vitctl.models.weights.names import full_address, meant
@@ -358,9 +358,8 @@ class ChosenWeights:
 
     @property
     def text(self) -> str:
-        scored = (
-            f", {self.metric} {metric_text(self.metric, self.accuracy)}" if self.accuracy is not None else ""
-        )
+        form = ".4f" if self.metric == "loss" else ".2%"
+        scored = f", {self.metric} {self.accuracy:{form}}" if self.accuracy is not None else ""
         of = {"last": "the last checkpoint", "best": "the best checkpoint kept"}
         chosen = "chosen when this run started" if self.was_pinned else of.get(self.how, "the checkpoint")
         parts = (
