@@ -91,7 +91,8 @@ def finetune(
     runs = Path(out).parent if out else Path("runs")
     name = str(recipe) or finetune_recipe(flags.get("dataset"))
     loaded = load_recipe(name, overrides_of(given, _parsed(overrides)), job="finetune")
-    check_out(Path(out) if out else None)
+    if out:
+        check_out(Path(out))
     loaded = fitted(with_shards(loaded, runs, dry_run=False, is_alone=True), with_timeout=False)
     folder = Path(out) if out else new_run_dir(loaded.name)
     fetch_weights_of(loaded)

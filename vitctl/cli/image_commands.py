@@ -109,9 +109,13 @@ def predict(
             errors, right = _print_predictions(batches, format_, names, total, file)
         note(f"predictions of {count_text(total, 'image')}: {out}")
     if right.total():
-        names = {one.name.lower() for one in Path(images[0]).glob("*") if len(images) == 1 and one.is_dir()}
+        folders = {one.name.lower() for one in Path(images[0]).glob("*") if len(images) == 1 and one.is_dir()}
         chosen = (
-            split if split.partition("[")[0] in names else TRAIN if names and not names & {*ROLES} else ""
+            split
+            if split.partition("[")[0] in folders
+            else TRAIN
+            if folders and not folders & {*ROLES}
+            else ""
         )
         place = f"{typed(images[0])} --split {typed(chosen)}" if chosen else "DATA"
         # `evaluate` takes no image of another class, and none that is broken.
