@@ -109,9 +109,14 @@ def predict(
             errors, right = _print_predictions(batches, format_, names, total, file)
         note(f"predictions of {count_text(total, 'image')}: {out}")
     if right.total():
-        inside = {one.name.lower() for one in Path(images[0]).glob("*") if len(images) == 1 and one.is_dir()}
-        chosen = TRAIN if inside and not inside & {*ROLES} else ""
-        chosen = split if split.partition("[")[0] in inside else chosen
+        folders = {one.name.lower() for one in Path(images[0]).glob("*") if len(images) == 1 and one.is_dir()}
+        chosen = (
+            split
+            if split.partition("[")[0] in folders
+            else TRAIN
+            if folders and not folders & {*ROLES}
+            else ""
+        )
         place = f"{typed(images[0])} --split {typed(chosen)}" if chosen else "DATA"
         # `evaluate` refuses images of other classes, and broken ones.
         source = recipe.weights.source if right.total() == total else ""

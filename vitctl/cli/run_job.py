@@ -63,8 +63,8 @@ def run_job(
         overrides += started_processes(member, batch, overrides)
         is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
         loaded = load_recipe(recipe, overrides, job=job)
-    check_out(out if is_alone and not dry_run else None)
-    loaded = with_shards(loaded, out.parent if out else Path("runs"), dry_run=dry_run, is_alone=is_alone)
+    runs = out.parent if out else Path("runs")
+    loaded = with_shards(loaded, runs, dry_run=dry_run, is_alone=is_alone, out=out)
     loaded = fitted(loaded, with_timeout=dry_run)
     from vitctl.launch.run_folder import new_run_dir
 
@@ -85,13 +85,13 @@ def run_job(
         run_loaded(loaded, run_dir, member, config, batch)
 
 
-def check_out(out: Path | None, what: str = "a run") -> None:
+def check_out(out: Path, what: str = "a run") -> None:
     """Refuse a folder that cannot become that of a run, before anything is downloaded or converted."""
     from vitctl.launch.run_folder import check_not_foreign
     from vitctl.system.files import check_place
 
-    if out is not None:
-        check_not_foreign(out, what=what)
+    check_not_foreign(out, what=what)
+    if not out.exists():
         check_place("--out", out)
 
 
@@ -203,13 +203,16 @@ def run_loaded(
     show_result(result, run_dir)
 
 
-def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool = False) -> "Loaded":
+def with_shards(
+    loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool = False, out: Path | None = None
+) -> "Loaded":
     """Convert a folder of photos that --data names to shards, once, and train on those.
 
     Args:
         runs: folder of run folders, which gets the shards.
         is_alone: whether no other process runs the same command.
         dry_run: write nothing; print what would be made.
+        out: run folder of the command, checked before shards are written.
 
     Raises DataError or CheckpointError. What the job would refuse is refused before any shard is written.
     """
@@ -240,6 +243,8 @@ def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool =
             f"convert them first with `vitctl data shards {typed(data.path)} FOLDER`, and give --data FOLDER",
         )
     if not dry_run:
+        if out is not None:
+            check_out(out)
         weights = getattr(loaded.recipe, "weights", None)
         if weights is not None and weights.source == "newest":
             check_not_missing(loaded.recipe)

@@ -55,14 +55,13 @@ def checked_steps(num_images: int, schedule: Schedule, processes: int) -> int:
     return steps
 
 
-def check_batch(num_images: int, schedule: Schedule) -> None:
-    """Refuse a batch with more images than there are, of a new run. Raises RecipeError."""
-    if 0 < num_images < schedule.batch_size:
-        raise RecipeError(
-            f"schedule.batch_size = {schedule.batch_size:,}",
-            f"there are {num_images:,} training images",
-            f"give --batch-size {num_images} or less",
-        )
+def batch_too_large(num_images: int, schedule: Schedule) -> RecipeError:
+    """Return the error of a new run whose batch has more images than there are."""
+    return RecipeError(
+        f"schedule.batch_size = {schedule.batch_size:,}",
+        f"there are {num_images:,} training images",
+        f"give --batch-size {num_images} or less",
+    )
 
 
 def lr_at(

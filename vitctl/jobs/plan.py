@@ -11,7 +11,7 @@ from vitctl.data.datasets.catalog import find_data_set, is_photographs, known_si
 from vitctl.data.source.locate import locate_splits, no_index
 from vitctl.data.source.views import Source, check_labels
 from vitctl.engine.schedule import (
-    check_batch,
+    batch_too_large,
     checked_steps,
     fit_schedule,
     fitted_recipe,
@@ -274,7 +274,8 @@ def plan_training(
     m = recipe.machine
     if device is None:
         device = "" if m.device == "cpu" else GPU
-    check_batch(size.num_images, recipe.schedule)
+    if 0 < size.num_images < recipe.schedule.batch_size:
+        raise batch_too_large(size.num_images, recipe.schedule)
     steps = checked_steps(size.num_images, recipe.schedule, m.processes)
     if device in NO_BF16 and precision_of(m) in ("bf16", "tf32"):
         raise RecipeError(

@@ -98,9 +98,11 @@ def predict(
     if features is not None and not opened.network.has_features:
         raise CheckpointError(opened.path, "has no features output", "use the run that it was exported from")
     note(f"weights: {opened.path} ({opened.text})")
-    from vitctl.jobs.evaluate import num_trained_on
+    count, total = 0, sum(map(len, sources))
+    if total > 1:  # of one image nobody takes the accuracy
+        from vitctl.jobs.evaluate import num_trained_on
 
-    count, total = num_trained_on(opened.path, sources), sum(map(len, sources))
+        count = num_trained_on(opened.path, sources)
     trained = f"the network was trained on {count:,} of these {count_text(total, 'image')}" if count else ""
     for text in filter(None, (*opened.warnings, trained)):
         note(f"warning: {text}")

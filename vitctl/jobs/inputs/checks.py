@@ -35,7 +35,7 @@ from vitctl.data.source.views import Source
 from vitctl.engine.journal import CHECKPOINTS, MODEL, RECIPE, RUN_FILES, step_folders, tensor_files
 from vitctl.engine.schedule import (
     TASK_IMAGES,
-    check_batch,
+    batch_too_large,
     check_falls,
     checked_steps,
     fit_schedule,
@@ -504,8 +504,9 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None, no
     if isinstance(recipe, Finetune) and found is not None and inputs.train is not None:
         check_heads(recipe, found, inputs.train.class_names, fetch)
     if isinstance(recipe, Pretrain | Finetune):
-        if inputs.train is not None and not (run_dir / CHECKPOINTS).exists():
-            check_batch(len(inputs.train), recipe.schedule)
+        size = len(inputs.train) if inputs.train is not None else 0
+        if 0 < size < recipe.schedule.batch_size and not (run_dir / CHECKPOINTS).exists():
+            raise batch_too_large(size, recipe.schedule)
         _check_training(recipe, inputs, nodes)
     elif isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset):
         open_scored(recipe.data, recipe.data.eval_split, run_dir)
