@@ -98,8 +98,9 @@ def finetune(
     _check_paths("out", out or "")
     check_local("out", out)
     runs = Path(out).parent if out else Path("runs")
-    name = str(recipe) or finetune_recipe(flags.get("dataset"))
-    loaded = load_recipe(name, overrides_of(given, _parsed(overrides)), job="finetune")
+    values = overrides_of(given, _parsed(overrides))
+    name = str(recipe) or finetune_recipe(values, downloads=True)
+    loaded = load_recipe(name, [*values, *proportional_sizes(name, values)], job="finetune")
     if out:
         check_out(Path(out))
     loaded = fitted(with_shards(loaded, runs, dry_run=False, is_alone=True), with_timeout=False)

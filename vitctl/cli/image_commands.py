@@ -110,13 +110,8 @@ def predict(
         note(f"predictions of {count_text(total, 'image')}: {out}")
     if right.total():
         folders = {one.name.lower() for one in Path(images[0]).glob("*") if len(images) == 1 and one.is_dir()}
-        chosen = (
-            split
-            if split.partition("[")[0] in folders
-            else TRAIN
-            if folders and not folders & {*ROLES}
-            else ""
-        )
+        chosen = TRAIN if folders and not folders & {*ROLES} else ""
+        chosen = split if split.partition("[")[0] in folders else chosen
         place = f"{typed(images[0])} --split {typed(chosen)}" if chosen else "DATA"
         # `evaluate` refuses images of other classes, and broken ones.
         source = recipe.weights.source if right.total() == total else ""
