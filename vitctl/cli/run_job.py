@@ -59,7 +59,8 @@ def run_job(
         config = launch_config(member, nodes, restarts, out, batch)
         overrides = overrides_of(flags, set_)
         recipe = recipe or finetune_recipe(overrides, downloads=not dry_run)
-        overrides += proportional_sizes(recipe, overrides)
+        if job == "finetune":
+            overrides += proportional_sizes(recipe, overrides)
         overrides += started_processes(member, batch, overrides)
         is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
         loaded = load_recipe(recipe, overrides, job=job)
