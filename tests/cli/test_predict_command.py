@@ -62,6 +62,7 @@ def test_predict__a_folder_as_a_table(vitctl: Vitctl, pretrained: Path, photos: 
     )
     assert errors == "1 of 6 images cannot be used: 1 damaged"
     assert vitctl("predict", "photos", "--from", pretrained, "--strict", *FAST).code == 2
+    assert vitctl("predict", "photos/corrupt.jpg", "--from", pretrained, *FAST).code == 2
     (photos / "corrupt.jpg").unlink()
     said = vitctl("predict", "photos", "--from", pretrained, "--strict", *FAST)
     assert (said.code, "cannot be used" in said.err) == (0, False)

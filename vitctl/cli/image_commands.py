@@ -123,7 +123,7 @@ def predict(
         note(f"features of {count_text(total - errors.total(), 'image')}: {features}")
     for text in missing:
         note(f"vitctl: {text}")
-    if missing or (strict and errors):
+    if missing or (strict and errors) or errors.total() == total:
         raise typer.Exit(2)
 
 

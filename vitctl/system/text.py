@@ -97,6 +97,8 @@ def nearest(word: str, known: Iterable[str], max_words: int = 3) -> list[str]:
     ]:
         return short[:max_words]
     cutoff = _CUTOFF if len(word) > _SHORT else _CUTOFF_IF_SHORT
+    if other_case := [one for one in known if one.lower() == word.lower()]:
+        return other_case[:max_words]
     close = difflib.get_close_matches(word, known, n=max_words, cutoff=cutoff)
     return close or [one for one in known if sorted(one) == sorted(word)][:max_words]
 
