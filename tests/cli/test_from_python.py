@@ -4,7 +4,7 @@ import json
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -16,6 +16,16 @@ from tests.cli.conftest import Vitctl
 from tests.conftest import checkpoint
 from tests.trained import CPU, SMALL
 from vitctl import VitctlError, finetune, predict
+from vitctl.cli.flags import rows_of
+from vitctl.cli.from_python import FinetuneFlags, PredictFlags
+
+
+@pytest.mark.parametrize(("command", "typed"), [("finetune", FinetuneFlags), ("predict", PredictFlags)])
+def test_keywords__are_the_flags_of_the_command(command: str, typed: Any) -> None:
+    rows, hints = rows_of(command), get_type_hints(typed)
+    assert {*hints} == {*rows}
+    for name, row in rows.items():
+        assert row.type in (hints[name], *get_args(hints[name])), name
 
 
 def test_finetune__is_the_command(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from vitctl.cli.flags import flags_of, image_recipe, overrides_of
 from vitctl.cli.run_job import (
@@ -54,6 +54,39 @@ class Run:
         return f"<Run {self.folder}: {self.status}{scored}>"
 
 
+class _Flags(TypedDict, total=False):
+    from_: str | Path
+    weights: str | int
+    preprocess: str
+    model: str
+    res: int
+    precision: str
+
+
+class FinetuneFlags(_Flags, total=False):
+    """The flags of `vitctl finetune`."""
+
+    data: str | Path
+    group_by: str
+    dataset: str
+    freeze: str
+    teacher: str | Path
+    lr: float | Sequence[float]
+    steps: int
+    epochs: float
+    batch_size: int
+    seed: int
+    processes: int
+
+
+class PredictFlags(_Flags, total=False):
+    """The flags of `vitctl predict`."""
+
+    flip_average: bool
+    batch: int
+    device: str
+
+
 @explaining()
 def finetune(
     recipe: str | Path = "",
@@ -61,7 +94,7 @@ def finetune(
     out: str | Path = "",
     overrides: Mapping[str, Any] | None = None,
     report: Callable[[dict[str, Any]], None] = lambda _: None,
-    **flags: Any,
+    **flags: Unpack[FinetuneFlags],
 ) -> Run:
     """Fine-tune a model on a data set, as `vitctl finetune` does.
 
@@ -120,7 +153,7 @@ def predict(
     threshold: float = 0.0,
     split: str = "",
     overrides: Mapping[str, Any] | None = None,
-    **flags: Any,
+    **flags: Unpack[PredictFlags],
 ) -> list[Prediction]:
     """Predict the classes of images, as `vitctl predict`. `load_classifier` keeps the model for many calls.
 

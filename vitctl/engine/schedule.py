@@ -195,7 +195,7 @@ def needs_num_images(recipe: object) -> bool:
         return False
     s = recipe.schedule
     is_open = not s.batch_size or not (s.total_steps or s.total_epochs) or s.warmup_steps < 0
-    return is_open or bool(getattr(recipe.optimizer, "lr_batch", 0))
+    return is_open or bool(recipe.optimizer.lr_batch)
 
 
 def fitted_recipe(recipe: R, num_images: int) -> R:
@@ -258,7 +258,7 @@ def _with_smaller_batch(loaded: Loaded, num_images: int) -> Loaded:
     assert isinstance(recipe, TrainRecipe)
     given = recipe.schedule.batch_size
     fits = _batch_size(num_images, most=given)
-    if not getattr(recipe.optimizer, "lr_batch", 0) or fits == given or not _is_shipped(origin):
+    if not recipe.optimizer.lr_batch or fits == given or not _is_shipped(origin):
         return loaded
     words = f"{given:,} in {origin}; chosen for {count_text(num_images, 'image')}"
     return with_overrides(loaded, [Override("schedule.batch_size", fits, words)])
@@ -268,7 +268,7 @@ def _with_rates(loaded: Loaded) -> Loaded:
     """Return a recipe with its rates in proportion to its batch, if optimizer.lr_batch says so."""
     recipe = loaded.recipe
     assert isinstance(recipe, TrainRecipe)
-    for_batch, batch = getattr(recipe.optimizer, "lr_batch", 0), recipe.schedule.batch_size
+    for_batch, batch = recipe.optimizer.lr_batch, recipe.schedule.batch_size
     if not for_batch:
         return loaded
     rates = {
