@@ -12,7 +12,7 @@ from typing import TypeVar
 from vitctl.data.source.order import Lanes
 from vitctl.errors import RecipeError
 from vitctl.recipe.load import Loaded, Override, load_recipe, recipe_names, with_overrides
-from vitctl.recipe.schema import Finetune, Pretrain, ShardedMachine, TrainRecipe
+from vitctl.recipe.schema import Finetune, Pretrain, ShardedMachine, TrainRecipe, Vtab
 from vitctl.recipe.sections import Schedule
 from vitctl.system.text import count_text
 
@@ -195,7 +195,7 @@ def needs_num_images(recipe: object) -> bool:
         return False
     s = recipe.schedule
     is_open = not s.batch_size or not (s.total_steps or s.total_epochs) or s.warmup_steps < 0
-    return is_open or bool(recipe.optimizer.lr_batch)
+    return is_open or _lr_batch(recipe) > 0
 
 
 def fitted_recipe(recipe: R, num_images: int) -> R:
@@ -252,13 +252,17 @@ def _batch_size(num_images: int, most: int = MOST_BATCH) -> int:
     return min(max(1 << (share.bit_length() - 1), LEAST_BATCH), most)
 
 
+def _lr_batch(recipe: TrainRecipe) -> int:
+    return recipe.optimizer.lr_batch if isinstance(recipe, Finetune | Vtab) else 0
+
+
 def _with_smaller_batch(loaded: Loaded, num_images: int) -> Loaded:
     """Return a recipe whose rate follows the batch with one that gives the images eight batches an epoch."""
     recipe, origin = loaded.recipe, loaded.origin("schedule.batch_size")
     assert isinstance(recipe, TrainRecipe)
     given = recipe.schedule.batch_size
     fits = _batch_size(num_images, most=given)
-    if not recipe.optimizer.lr_batch or fits == given or not _is_shipped(origin):
+    if not _lr_batch(recipe) or fits == given or not _is_shipped(origin):
         return loaded
     words = f"{given:,} in {origin}; chosen for {count_text(num_images, 'image')}"
     return with_overrides(loaded, [Override("schedule.batch_size", fits, words)])
@@ -268,7 +272,7 @@ def _with_rates(loaded: Loaded) -> Loaded:
     """Return a recipe with its rates in proportion to its batch, if optimizer.lr_batch says so."""
     recipe = loaded.recipe
     assert isinstance(recipe, TrainRecipe)
-    for_batch, batch = recipe.optimizer.lr_batch, recipe.schedule.batch_size
+    for_batch, batch = _lr_batch(recipe), recipe.schedule.batch_size
     if not for_batch:
         return loaded
     rates = {
