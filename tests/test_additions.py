@@ -96,9 +96,9 @@ META = {
 }
 LINES = {
     "prepare": "data prepare pets3 --no-download --workers 0",
-    "pretrain": f"pretrain --recipe {TINY} --dataset pets3 --decay 0.25 --out run "
+    "pretrain": f"pretrain --recipe {TINY} --dataset pets3 --decay 0.25 --batch-size 8 --out run "
     + " ".join(f"--set {key}={value}" for key, value in SMALL.items()),
-    "resume": f"pretrain --recipe {TINY} --dataset pets3 --decay 0.25 --out run "
+    "resume": f"pretrain --recipe {TINY} --dataset pets3 --decay 0.25 --batch-size 8 --out run "
     + " ".join(f"--set {key}={value}" for key, value in SMALL.items()),
     "export": "export --from run --to npy --out exported",
     "evaluate": "evaluate --from mirror --data {data} --set machine.device=cpu --out scored",
@@ -163,7 +163,7 @@ def test_flag__sets_its_key(home: Path) -> None:
 
 
 def test_metric__is_logged(home: Path) -> None:
-    assert [record["images_left"] for record in train_records(home / "run")] == [16, 0]
+    assert [record["images_left"] for record in train_records(home / "run")] == [8, 0]
 
 
 def test_data_set_and_model__are_recorded(home: Path) -> None:

@@ -57,6 +57,8 @@ FILLED = {
     "SHARE": "0.1",
     "URL": "https://example.org/train.tar",
     "file": "speed.json",
+    "flag": "--data",
+    "users": RUN,
     "keys": "--allow data",
     "names": "B/16",
     "option": "--label-key",
@@ -77,6 +79,11 @@ NAMES = {command.__name__ for commands in COMMANDS.values() for command in comma
 # Options of other programs.
 OTHER_PROGRAMS = {
     "--no-deps": "pip",
+    "--clip-mode": "timm",
+    "--lr-base-scale": "timm",
+    "--lr-base-size": "timm",
+    "--recount": "timm",
+    "--remode": "timm",
     "--aa": "timm",
     "--upgrade": "pip",
     "--shm-size": "docker",

@@ -141,7 +141,7 @@ SLIPS = [
     Slip("evaluate --from run --data shards --split tset --out e", "has no split 'tset'", EVALUATE),
     Slip("evaluate --from run --data shards --labels reel --out e", "evaluation.labels = 'reel'", EVALUATE),
     Slip("evaluate --from run --model B/16 --data shards --out e", "not a B/16, it has", EVALUATE),
-    Slip("fewshot --from run --data shards --shots five", "write numbers with commas"),
+    Slip("fewshot --from run --data shards --shots five", "write whole numbers with commas"),
     Slip("fewshot --from run --data shards --shots 500",
          "training images, 500 are needed; use fewer --shots"),
     Slip("finetune --from run --data shards --lr fast", "--lr fast: "),

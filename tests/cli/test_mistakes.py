@@ -65,7 +65,7 @@ MISTAKES = [
     Mistake("export --from run --to tflite", "--to", "tflite cannot be written", "choose from onnx"),
     Mistake("compare run", "run", "at least two runs", "give at least two"),
     # Values
-    Mistake(f"{TRAIN} --lr fast", "--lr fast", "should be a valid number", "vitctl finetune --help"),
+    Mistake(f"{TRAIN} --lr fast", "--lr fast", "write numbers with commas", ""),
     Mistake(f"{TRAIN} --lr 0", "--lr", "optimizer.lr = 0.0 is not allowed", "greater than 0"),
     Mistake(f"{TRAIN} --epochs 0", "--epochs 0", "should be above 0", "omit --epochs"),
     Mistake(f"{TRAIN} --batch-size -8", "--batch-size", "-8 is not allowed", "greater than or equal to 0"),
@@ -102,7 +102,7 @@ MISTAKES = [
     Mistake("resume PHOTOS", "PHOTOS", "not a run folder", "`vitctl runs` lists"),
     Mistake("finetune --from run --data PHOTOS --out a.txt", "a.txt", "is a file", "folder"),
     Mistake("finetune --from run --data PHOTOS --out PHOTOS", "PHOTOS", "not a run", "--out"),
-    Mistake("finetune --from run --data PHOTOS --out /proc/x", "/proc/", "no such", "check its spelling"),
+    Mistake("finetune --from run --data PHOTOS --out /proc/x", "/proc", "cannot write into", "choose another"),
 ]  # fmt: skip
 
 

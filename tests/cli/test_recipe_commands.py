@@ -126,7 +126,7 @@ def test_check__all_shipped_and_a_file_of_ones_own(vitctl: Vitctl, tmp_path: Pat
 def test_a_path_works_wherever_a_name_does(vitctl: Vitctl, tmp_path: Path) -> None:
     (tmp_path / "my [b16].toml").write_text('extends = "smoke"\nseed = 9\n')
     assert "seed = 9" in vitctl("recipes", "show", "my [b16].toml").out
-    said = vitctl("pretrain", "--recipe", "my [b16].toml", "--dry-run")
+    said = vitctl("pretrain", "--recipe", "my [b16].toml", "--dry-run", "--all")
     assert said.code == 0
     assert "seed = 9                                  # my [b16].toml:2" in said.out
     assert "runs/my [b16]_2" in said.out

@@ -46,7 +46,10 @@ def test_report__errors_are_one_line(vitctl: Vitctl, finished: Path, tmp_path: P
     assert said.err.startswith("vitctl: ") and said.err.count("\n") == 1
 
 
-def test_runs__lists_them(vitctl: Vitctl, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs__lists_them(
+    vitctl: Vitctl, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "empty"))
     out = vitctl("runs").out
     assert "run  recipe  state  step  result" in out
     assert "a    smoke   done     40  50.00%" in out

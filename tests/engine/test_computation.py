@@ -97,7 +97,7 @@ def test_kernels__the_same_recipe_twice_gives_the_same_weights_and_scores(
     """Kernels were measured where a pass had 32,768 logits, and the faster one differed with the load."""
     size = {
         "data.image_size": 32,
-        "data.train_resize": 40,
+        "data.eval_resize": 40,
         "model.patch_size": 2,
         "schedule.total_steps": 3,
         "schedule.warmup_steps": 1,

@@ -128,7 +128,10 @@ def test_uneven__a_table_trains_and_is_read_back(job: Job, uneven: Path, tmp_pat
         ({"loss.class_weights": {"circle": 0}}, "or a table of numbers above 0"),
         ({"loss.class_weights": {"circel": 2}}, "did you mean circle"),
         ({"evaluation.patience": 2}, "patience = 2 stops when scores get no better"),
-        ({"data.subset_images": 2, "loss.class_weights": "balanced"}, "classes without training images"),
+        (
+            {"data.subset_images": 2, "schedule.batch_size": 2, "loss.class_weights": "balanced"},
+            "classes without training images",
+        ),
     ],
 )
 def test_uneven__refused_before_the_start(

@@ -14,6 +14,7 @@ MOVES = {
     "data/datasets/readers/original_files.py:unpacked": "a folder gets its name",
     "engine/checkpoint.py:save_checkpoint": "a finished folder takes its place",
     "engine/checkpoint.py:set_aside_after": "a folder gets another name",
+    "launch/listing.py:remove_run": "a folder gets another name, and goes",
     "engine/checkpoint.py:remove_folders": "a folder gets another name, and goes",
     "export/export.py:_keep": "verified files take their place",
     "models/weights/download.py:_download": "it resumes where an earlier download stopped, so that the "

@@ -175,6 +175,7 @@ def test_replaced_weights__are_found_in_an_unfinished_run_and_by_resume(copy: Pa
     replaced(copy, on_test, "model", "ema", "optimizer")
     assert found(copy) == [
         ("checkpoint", f"{copy / LAST}: log.jsonl names another checkpoint of step 12"),
+        ("result", f"{copy / 'result.json'}: missing, though the last step is done"),
     ]
     with pytest.raises(CheckpointError, match=r"log\.jsonl names another .*copy the files of this run back"):
         longer(copy)

@@ -81,7 +81,9 @@ def test_fit__a_warmup_in_epochs() -> None:
     s = fitted_recipe(finetune(**{"schedule.warmup_epochs": 2.0}), 1_000).schedule
     assert (s.batch_size, s.warmup_steps, s.warmup_epochs, warmup_of(s, 1_000)) == (64, 0, 2.0, 31)
     own = loaded("mae_b16")
-    assert fit_schedule(own, 1_281_167).recipe == own.recipe
+    settled = fit_schedule(own, 1_281_167).recipe
+    assert isinstance(settled, Finetune) and isinstance(own.recipe, Finetune)
+    assert (settled.schedule, settled.optimizer.lr) == (own.recipe.schedule, own.recipe.optimizer.lr)
     shorter = loaded(
         "mae_b16",
         Override("schedule.total_epochs", 50.0, "--epochs"),
@@ -128,8 +130,9 @@ def test_overrides__a_warmup_that_is_given_replaces_the_recipes() -> None:
     """In steps or in epochs, and whether the length changes or not; both at once contradict each other."""
     for name, kept in (("mae_b16", "warmup_steps=77"), ("finetune_pets", "warmup_epochs=1.5")):
         for flags in ({}, {"--epochs": ("schedule.total_epochs", 80.0), "x": ("schedule.total_steps", 0)}):
-            given = loaded(name, *overrides_of(flags, [f"schedule.{kept}"])).recipe
-            s = fit_schedule(loaded(name, *overrides_of(flags, [f"schedule.{kept}"])), 3_680).recipe
+            sets = [f"schedule.{kept}", "optimizer.lr_batch=0"]
+            given = loaded(name, *overrides_of(flags, sets)).recipe
+            s = fit_schedule(loaded(name, *overrides_of(flags, sets)), 3_680).recipe
             assert isinstance(given, TrainRecipe) and s == given
             warmup = (given.schedule.warmup_steps, given.schedule.warmup_epochs)
             assert warmup == ((77, 0.0) if kept == "warmup_steps=77" else (0, 1.5))

@@ -60,7 +60,7 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
     said = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--out", "runs/e")
     assert said.code == 0 and "unchanged; using the shards" in said.out
     assert state(folder) == times
-    plan = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--dry-run")
+    plan = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--dry-run", "--all")
     assert (
         plan.code == 0
         and "unchanged; using the shards" in plan.out

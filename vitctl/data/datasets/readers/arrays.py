@@ -73,8 +73,9 @@ def read_pairs(path: Path) -> dict[str, Originals]:
         if path.suffix.lower() == ".npz":
             with zipfile.ZipFile(path) as archive:
                 size = sum(entry.file_size for entry in archive.infolist())
-            if size > path.stat().st_size * 100 + limits.UNPACKED:
-                raise DataError(path, f"declares {size:,} bytes; not unpacked")
+            most = path.stat().st_size * 100 + limits.UNPACKED
+            if size > most:
+                raise DataError(path, f"declares {size:,} bytes, more than the {most:,} that are unpacked")
             with np.load(path, allow_pickle=False) as packed:
                 arrays = {name: packed[name] for name in packed.files if _ARRAY.fullmatch(name.lower())}
         else:
