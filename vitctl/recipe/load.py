@@ -399,7 +399,8 @@ def takes(key: str, text: str) -> bool:
     try:
         schema.model_validate(values)
     except ValidationError as error:
-        return not any(".".join(map(str, problem["loc"])).startswith(key) for problem in error.errors())
+        where = "data" if key == _AUGMENT else key  # its value is judged with the keys that it sets
+        return not any(".".join(map(str, problem["loc"])).startswith(where) for problem in error.errors())
     return True
 
 
