@@ -102,7 +102,7 @@ MISTAKES = [
     Mistake("resume PHOTOS", "PHOTOS", "not a run folder", "`vitctl runs` lists"),
     Mistake("finetune --from run --data PHOTOS --out a.txt", "a.txt", "is a file", "folder"),
     Mistake("finetune --from run --data PHOTOS --out PHOTOS", "PHOTOS", "not a run", "--out"),
-    Mistake("finetune --from run --data PHOTOS --out /proc/x", "/proc", "cannot write into", "choose another"),
+    Mistake("finetune --from run --data PHOTOS --out /proc/x", "/proc", "cannot write", "choose another"),
 ]  # fmt: skip
 
 

@@ -49,6 +49,10 @@ def test_rm__a_run_that_another_started_from_stays(vitctl: Vitctl, pretrained: P
     Path("file").touch()
     assert "is a file" in vitctl(*line, "--out", "file").err
     assert vitctl(*line, "--batch-size", 8, "--out", "runs/a").code == 0
+    Path("link").symlink_to("runs/start")
+    assert (
+        "a link to a run; name its folder" in vitctl("runs", "rm", "link").err and Path("link").is_symlink()
+    )
     assert vitctl("runs", "rm", "runs/start").err.startswith("vitctl: runs/start: runs/a started from it; ")
     image = f"{tiny_data}:train"
     said = vitctl("predict", image, "--from", "runs/a", "--top", 1, "--out", "answers.jsonl")

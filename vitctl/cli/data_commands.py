@@ -146,6 +146,9 @@ def shards_of(photographs: str, runs: Path) -> Path:
     if out is None:
         originals = open_originals(photographs)
         out = shards_folder(photographs, runs, originals)
+        if Path(photographs).is_dir() and out.resolve().is_relative_to(Path(photographs).resolve()):
+            text = f"its shards would be written into it, to {out}"
+            raise DataError(photographs, text, "start in another folder, or give --out with one elsewhere")
         if not (out / RECORD).exists():
             say(f"{photographs}: writing its photos as shards to {out}")
             splits = check_photographs(originals, photographs, out, "stop")

@@ -269,34 +269,26 @@ def _with_smaller_batch(loaded: Loaded, num_images: int) -> Loaded:
 
 
 def _with_rates(loaded: Loaded) -> Loaded:
-    """Return a recipe with its rates in proportion to its batch, if optimizer.lr_batch says so."""
+    """Return a recipe with its rate for its batch, if optimizer.lr_batch says so."""
     recipe = loaded.recipe
     assert isinstance(recipe, TrainRecipe)
-    for_batch, batch = _lr_batch(recipe), recipe.schedule.batch_size
+    for_batch, batch, rate = _lr_batch(recipe), recipe.schedule.batch_size, recipe.optimizer.lr
     if not for_batch:
         return loaded
-    rates = {
-        "optimizer.lr": recipe.optimizer.lr,
-        "schedule.end_lr": recipe.schedule.end_lr,
-        "schedule.warmup_lr": recipe.schedule.warmup_lr,
-    }
-    layer = _layer(loaded.origin("optimizer.lr_batch"))
-    follow = [key for key in rates if _is_shipped(at := loaded.origin(key)) or _layer(at) == layer]
-    # Linear for SGD, the root for optimizers that divide by the gradients' size: timm's rule.
-    factor = batch / for_batch if recipe.optimizer.name == "sgd" else math.sqrt(batch / for_batch)
-    words = f" for a batch of {for_batch:,}, by timm's rule for other batches"
-    scaled = [
-        Override(key, rates[key] * factor, f"{rates[key]:g}{words}")
-        for key in follow
-        if rates[key] and batch != for_batch
-    ]
+    at, layer = loaded.origin("optimizer.lr"), _layer(loaded.origin("optimizer.lr_batch"))
+    scaled = []
+    if rate and batch != for_batch and (_is_shipped(at) or _layer(at) == layer):
+        # Linear for SGD, the root for optimizers that divide by the gradients' size: timm's rule.
+        factor = batch / for_batch if recipe.optimizer.name == "sgd" else math.sqrt(batch / for_batch)
+        words = f"{rate:g} for a batch of {for_batch:,}, by timm's rule for other batches"
+        scaled = [Override("optimizer.lr", rate * factor, words)]
     loaded = with_overrides(loaded, [*scaled, Override("optimizer.lr_batch", 0)])
     return replace(loaded, origins={key: at for key, at in loaded.origins.items() if "lr_batch" not in key})
 
 
 def _layer(origin: str) -> str:
-    """Return the file that set a value, or "flags"."""
-    return "flags" if origin.startswith(("--", "overrides")) else origin.partition(":")[0]
+    """Return the file that set a value; "flags" for --set, and a flag's own name, such as --lr."""
+    return "flags" if origin.startswith(("--set", "overrides")) else origin.partition(":")[0]
 
 
 def _is_shipped(origin: str) -> bool:

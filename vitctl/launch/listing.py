@@ -278,6 +278,9 @@ def remove_run(run: Path) -> int:
     """
     if not (run / RECIPE).is_file():
         raise CheckpointError(run, "not a run folder", "`vitctl runs` lists those under ./runs")
+    if run.is_symlink():
+        fix = f"name its folder: vitctl runs rm {typed(run.resolve())}"
+        raise CheckpointError(run, "a link to a run", fix)
     others = [other for other in run_folders(run.parent) if other.resolve() != run.resolve()]
     if users := [other for other in others if _starts_from(other, run)]:
         more = f" and {len(users) - 1} more" if len(users) > 1 else ""

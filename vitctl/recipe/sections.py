@@ -484,9 +484,9 @@ class LayerRates(Optimizer):
 
     lr_batch: int = knob(
         0,
-        "the batch that lr is for: at another batch, lr, end_lr and warmup_lr of a recipe change with it, in "
-        "proportion for sgd and by its root for the others; a rate that you set stays. A shipped recipe's "
-        "batch_size is then the largest, and 300 images get 32; 0: off",
+        "the batch that lr is for: at another batch, lr of a recipe changes with it, in proportion for sgd "
+        "and by its root for the others; a rate that you set stays, and so do end_lr and warmup_lr. A "
+        "shipped recipe's batch_size is then the largest, and 300 images get 32; 0: off",
         unit="images",
         source="timm: --lr-base-size, --lr-base-scale",
         ge=0,

@@ -44,7 +44,7 @@ _EMA = "0.9998 for 20,000 steps or more; averaging.debias leaves the first weigh
 _HEAD_DROPOUT = "timm's is before the head alone; dropout is in every block"
 _SIGMOID = "summed over the classes: if theirs is a mean, multiply optimizer.eps and clip_norm by the classes"
 _FROM_DATA = "the data say how many; data.classes chooses among them"
-_RAND = "timm's rand-m9-mstd0.5-inc1, original and v0 as they are, without -mmax and -t; 3a is data.augment3=true"
+_RAND = "timm's rand-m9-mstd0.5-inc1, original and v0, without -mmax and -t; 3a is data.augment3=true"
 _PIXELS = (
     "torchvision's and ultralytics' randaugment and autoaugment, with grey instead of black beside the image"
 )

@@ -244,6 +244,21 @@ def test_arrays__of_another_kind_are_refused(
     assert said in str(caught.value)
 
 
+def test_arrays__of_a_split_twice_are_refused(tmp_path: Path) -> None:
+    pixels, labels = np.zeros((2, 4, 4), np.uint8), [0, 1]
+    np.savez(tmp_path / "a.npz", images=pixels, labels=labels, train_images=pixels, train_labels=labels)
+    with pytest.raises(DataError, match="has images of a split twice, one of them as train_images"):
+        open_originals(str(tmp_path / "a.npz"))
+
+
+def test_zip__is_unpacked_again_where_files_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    shutil.make_archive(str(tmp_path / "photos"), "zip", folders(tmp_path / "in"))
+    before = len(open_originals(str(tmp_path / "photos.zip"))["train"].items)
+    next((tmp_path / "cache").rglob("*.jpg")).unlink()
+    assert len(open_originals(str(tmp_path / "photos.zip"))["train"].items) == before
+
+
 def test_folder__of_a_table_and_of_classes_or_of_two_tables_is_refused(tmp_path: Path) -> None:
     folder = folders(tmp_path)
     for name, said in (

@@ -252,7 +252,7 @@ def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
         (
             name,
             outcome.status,
-            _number(outcome.value),
+            _number(outcome.value, metric),
             f"{outcome.loss:.4g}" if outcome.loss is not None else "-",
             f"{outcome.seconds:,.0f} s" if outcome.seconds else "-",
         )
@@ -263,7 +263,7 @@ def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
     if any(len(group.values) > 1 for group in seeds):
         names = shared_words([group.name for group in seeds])
         means = [
-            (name, _number(group.mean), _number(group.std), str(len(group.values)))
+            (name, _number(group.mean, metric), _number(group.std, metric), str(len(group.values)))
             for name, group in zip(names, seeds, strict=True)
         ]
         say("")
@@ -300,7 +300,7 @@ def _draw_sweep(sweep: Sweep, outcomes: Sequence[Outcome], folder: Path, metric:
         say(f"no plot: {NOT_INSTALLED}")
 
 
-def _number(value: float | None) -> str:
+def _number(value: float | None, metric: str) -> str:
     if value is None:
         return "-"
-    return f"{value:.2%}" if 0 <= value <= 1 else f"{value:,.4g}"
+    return f"{value:.2%}" if 0 <= value <= 1 and "loss" not in metric else f"{value:,.4g}"

@@ -77,7 +77,10 @@ def read_pairs(path: Path) -> dict[str, Originals]:
             if size > most:
                 raise DataError(path, f"declares {size:,} bytes, more than the {most:,} that are unpacked")
             with np.load(path, allow_pickle=False) as packed:
-                arrays = {name: packed[name] for name in packed.files if _ARRAY.fullmatch(name.lower())}
+                try:
+                    arrays = {name: packed[name] for name in packed.files if _ARRAY.fullmatch(name.lower())}
+                except MemoryError:
+                    raise DataError(path, "declares arrays that do not fit into memory") from None
         else:
             other = {"images": "labels", "x": "y"}.get(path.stem.lower(), "")
             if not other or not path.with_stem(other).is_file():
@@ -88,7 +91,11 @@ def read_pairs(path: Path) -> dict[str, Originals]:
     for name, array in arrays.items():
         first, kind, last = _ARRAY.fullmatch(name.lower()).groups()  # type: ignore[union-attr]
         is_image = kind in ("images", "x")
-        parts.setdefault(ROLES.get(first or last, TRAIN), {})["images" if is_image else "labels"] = array
+        part = parts.setdefault(ROLES.get(first or last, TRAIN), {})
+        what = "images" if is_image else "labels"
+        if what in part:
+            raise DataError(path, f"has {what} of a split twice, one of them as {name}", "leave one out")
+        part[what] = array
     numbers = [one["labels"] for one in parts.values() if "labels" in one]
     highest = max((int(one.max(initial=-1)) for one in numbers if one.dtype.kind in "iu"), default=-1)
     names, splits = [str(label) for label in range(min(highest + 1, limits.CLASSES))], {}

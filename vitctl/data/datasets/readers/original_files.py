@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import lzma
 import os
+import shutil
 import stat
 import tarfile
 import tempfile
@@ -16,6 +17,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -37,6 +39,7 @@ from vitctl.system.files import (
     leads_out,
     locked,
     open_regular,
+    read_json,
     write_json,
 )
 from vitctl.system.text import has_control, one_line
@@ -368,19 +371,33 @@ def unpacked(path: Path) -> Path:
     folder = cache_folder() / "unpacked" / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_suffix(".lock")):
-        if not folder.exists():
+        record = folder.with_suffix(".json")
+        if not folder.exists() or _num_files(folder) != _recorded(record):  # a cleaner of old files was here
+            shutil.rmtree(folder, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
                 inside = Path(aside) / "all"
                 inside.mkdir()
                 _extract(path, path.name.lower(), inside)
                 os.rename(inside, folder)
-        write_json(folder.with_suffix(".json"), {"made_of": str(path.resolve())})
+        write_json(record, {"made_of": str(path.resolve()), "files": _num_files(folder)})
     while len(shown := [one for one in folder.iterdir() if not is_system_file(one.name)]) == 1:
         held = [*shown[0].iterdir()] if shown[0].is_dir() else []
         if not any(one.is_dir() or one.suffix.lower() in (*TABLES, ".parquet") for one in held):
             break
         folder = shown[0]
     return folder
+
+
+def _num_files(folder: Path) -> int:
+    return sum(len(names) for _, _, names in os.walk(folder))
+
+
+def _recorded(record: Path) -> int:
+    """Return how many files an archive had; -1 if it is not recorded."""
+    with suppress(DataError):
+        found = read_json(record, limits.INDEX, error=DataError)
+        return int(found["files"]) if isinstance(found, dict) and isinstance(found.get("files"), int) else -1
+    return -1
 
 
 def _marker(archive: Archive, folder: Path) -> Path:
