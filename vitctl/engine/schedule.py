@@ -277,7 +277,8 @@ def _with_rates(loaded: Loaded) -> Loaded:
         return loaded
     at, layer = loaded.origin("optimizer.lr"), _layer(loaded.origin("optimizer.lr_batch"))
     scaled = []
-    if rate and batch != for_batch and (_is_shipped(at) or _layer(at) == layer):
+    tries = isinstance(recipe, Finetune) and recipe.sweep.lrs  # they are the rates
+    if rate and not tries and batch != for_batch and (_is_shipped(at) or _layer(at) == layer):
         # Linear for SGD, the root for optimizers that divide by the gradients' size: timm's rule.
         factor = batch / for_batch if recipe.optimizer.name == "sgd" else math.sqrt(batch / for_batch)
         words = f"{rate:g} for a batch of {for_batch:,}, by timm's rule for other batches"

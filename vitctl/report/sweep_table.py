@@ -137,7 +137,9 @@ def write_sweep_table(out: Path, outcomes: Sequence[Outcome]) -> None:
     write_run_json(out / f"{TABLE}.json", {"runs": [asdict(one) for one in outcomes]})
     keys = list(dict.fromkeys(key for one in outcomes for key in one.varied))
     numbers = list(dict.fromkeys(name for one in outcomes for name in one.numbers))
-    lines: list[list[object]] = [["run", "recipe", *keys, "status", *numbers, "loss", "seconds"]]
+    # "loss" is that of the last training step.
+    columns = ("eval_loss" if name == "loss" else name for name in numbers)
+    lines: list[list[object]] = [["run", "recipe", *keys, "status", *columns, "loss", "seconds"]]
     lines += [
         [
             *(one.run, one.recipe, *(one.varied.get(key, "") for key in keys)),

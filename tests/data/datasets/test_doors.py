@@ -251,6 +251,15 @@ def test_arrays__of_a_split_twice_are_refused(tmp_path: Path) -> None:
         open_originals(str(tmp_path / "a.npz"))
 
 
+def test_tar__with_a_name_twice_is_refused(tmp_path: Path) -> None:
+    source = folders(tmp_path / "in")
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        tar.add(source, "photos")
+        tar.add(next(source.rglob("*.jpg")), "photos/cat/cat0.jpg")
+    with pytest.raises(DataError, match=r"has photos/cat/cat0\.jpg twice"):
+        open_originals(str(tmp_path / "a.tar.gz"))
+
+
 def test_zip__is_unpacked_again_where_files_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
     shutil.make_archive(str(tmp_path / "photos"), "zip", folders(tmp_path / "in"))

@@ -258,7 +258,8 @@ def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
         )
         for name, outcome in zip(shared_words([o.run for o in outcomes]), outcomes, strict=True)
     ]
-    show_table(("run", "status", metric, "loss", "training"), rows, left=("status",))
+    compared = "eval_loss" if metric == "loss" else metric
+    show_table(("run", "status", compared, "loss", "training"), rows, left=("status",))
     seeds = groups(outcomes)
     if any(len(group.values) > 1 for group in seeds):
         names = shared_words([group.name for group in seeds])

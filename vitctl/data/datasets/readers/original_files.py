@@ -424,10 +424,14 @@ def _extract(path: Path, name: str, into: Path) -> None:
     try:
         if name.endswith(_TARS):
             with BoundedTar.open(path) as tar:
+                seen = set[str]()
                 for member in tar:
                     most = _check_member(
                         path, member.name, member.size, most, is_plain=member.isfile() or member.isdir()
                     )
+                    if member.isfile() and normpath(member.name) in seen:
+                        raise DataError(path, f"has {one_line(member.name)} twice", "pack it again")
+                    seen.add(normpath(member.name))
                     tar.extract(member, into, filter="data")
         elif name.endswith(".zip"):
             with zipfile.ZipFile(path) as packed:
