@@ -5,7 +5,6 @@ The data may be folders of photographs, or have other splits than the recipe nam
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -295,7 +294,7 @@ def start_recipe(
     elif "://" in source:
         key, config = family_of(source.removeprefix("hf://timm/")), _named_network(source)
     if key is None or (key and config is None):
-        with suppress(VitctlError):  # the job says what is wrong with them
+        try:
             if "://" in source:
                 download(source)
             found = find_network(source, which=which, model=model)
@@ -305,6 +304,9 @@ def start_recipe(
             config = found.config
             if key is None:
                 key = stored_family(config, found.meta.get("format") or "", *_recorded_names(path))
+        except VitctlError:
+            if key is None and "://" not in source:
+                return "", ""  # the job says what is wrong with them
     if key is None:
         return "", f"recipe finetune, the paper's: nothing tells the family of {source}"
     family, width = FAMILIES[key], getattr(config, "hidden_size", 0)
