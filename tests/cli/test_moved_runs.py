@@ -1,12 +1,14 @@
 """Every command on a run works from any folder, and after the run, its data and its weights were moved."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Vitctl
+from vitctl import open_split
 
 QUICK = ("--set", "schedule.batch_size=8", "--steps", 2)
 
@@ -59,4 +61,12 @@ def test_rm__a_run_that_another_started_from_stays(vitctl: Vitctl, pretrained: P
     assert (said.code, said.out) == (0, "") and "was trained on 70 of these 70 images" in said.err
     assert len(Path("answers.jsonl").read_text().splitlines()) == 70
     assert vitctl("predict", image, "--from", "runs/a", "--out", "answers.txt").code == 2
+    train = open_split("train", path=tiny_data)
+    for number, label in enumerate(train.labels().tolist()):  # the same bytes as files
+        place = Path("files", train.class_names[label], f"{number}.png")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(train.read(number))
+    said = vitctl("evaluate", "--from", "runs/a", "--data", "files", "--out", "e")
+    assert said.code == 0, said.err
+    assert re.search(r"was trained on (\d+) of these \1 images", said.out + said.err)
     assert vitctl("runs", "rm", "runs/a", "runs/start").code == 0 and not any(Path("runs").iterdir())

@@ -132,7 +132,7 @@ class Trainer:
                 began = moment(self.runtime.device)
                 micro_batches = take(batches, len(self.own), self.stop.miss_images)
                 waited = began, moment(self.runtime.device)
-                # Tell the device to compute the step; the state then counts it. The update carries this
+                # Tell the device to compute the step; `RunState.changing` counts it. The update carries this
                 # process's stop flag: all processes learn of a signal, or that one has no images, at the same
                 # step, without another exchange.
                 update = self.train_step.update(state.step, micro_batches, self.stop.raised)

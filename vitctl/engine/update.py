@@ -55,7 +55,8 @@ class TrainStep:
         ema <- decay * ema + (1 - decay) * w                        average
 
     If the sum of L or |g| is not finite, or a process has no images because of an outage, all processes leave
-    w and ema as they are; after an outage, in every later update too. Without any readable image, g = 0.
+    w and ema as they are; after an outage, in every later update too. Without any readable image, g = 0;
+    momentum and weight decay still change w.
 
     Args:
         model: wrapped by the runtime.

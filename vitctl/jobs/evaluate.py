@@ -4,7 +4,7 @@ import csv
 import hashlib
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -637,28 +637,46 @@ def num_trained_on(weights: str, sources: Sequence[Source]) -> int:
         files = [one for one in sources if isinstance(one, ImageFiles)]
         names = [name for one in files for name in one.names if Path(name).is_file()]
         sizes = {os.path.getsize(name) for name in names}
-        known = {
-            hashlib.sha256(store.read(row)).digest()
-            for store, rows, _ in stored(train)
-            if isinstance(store, ShardSource)
-            for row in (range(len(store)) if rows is None else rows.tolist())
-            if int(store.index.rows[row]["size"]) in sizes
-        }
+        known = _contents(train, sizes)
         content = (hashlib.sha256(Path(name).read_bytes()).digest() for name in names if known)
         by_place = sum(shared_samples(train, one) for one in sources if one not in files)
         return by_place + sum(digest in known for digest in content)
     return 0
 
 
+def _sizes(source: Source) -> Iterator[tuple[ShardSource, int, int]]:
+    """Yield store, row and bytes of each image in shards on this machine."""
+    for store, rows, _ in stored(source):
+        if isinstance(store, ShardSource) and not store.index.is_remote:
+            for row in range(len(store)) if rows is None else rows.tolist():
+                yield store, row, int(store.index.rows[row]["size"])
+
+
+def _contents(source: Source, sizes: set[int]) -> set[bytes]:
+    """Return a digest of each image in shards that has one of some sizes in bytes."""
+    return {hashlib.sha256(store.read(row)).digest() for store, row, size in _sizes(source) if size in sizes}
+
+
+def _num_same(train: Source, source: Source) -> int:
+    """Return how many images of a source are training images, by their place, or by their content if these
+    are not too many to read.
+    """
+    if (count := shared_samples(train, source)) or len(train) + len(source) > _MOST_READ:
+        return count
+    held = [*_sizes(source)]
+    known = _contents(train, {size for *_, size in held})
+    return sum(hashlib.sha256(store.read(row)).digest() in known for store, row, _ in held if known)
+
+
 def _trained_on(found: FoundWeights, source: Source, place: str) -> tuple[int, str]:
     """Return how many of these images the run of the weights was trained on, and a warning of these, or of
     images that its checkpoint was chosen by; 0 and "" if its images are gone.
     """
-    with suppress(VitctlError, OSError):
+    with suppress(VitctlError, OSError, BadSample):
         training = _training_of(found.path, place)
         if training is not None and training[3] and len(training[2]) <= _MOST_COMPARED:
             run, recipe, train, _ = training
-            if count := shared_samples(train, source):
+            if count := _num_same(train, source):
                 return count, (
                     f"{run} was trained on {count:,} of these {len(source):,} images: the score says little "
                     f"about others"
