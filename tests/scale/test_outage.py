@@ -85,7 +85,8 @@ def test_outage__is_waited_out_or_saved(
     assert checkpoint(folder, LENGTH) == plain
 
 
-@pytest.mark.parametrize("workers", [0, *slow(2)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
 def test_outage__at_the_start_is_waited_out_by_the_same_rule(
     tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
 ) -> None:

@@ -151,6 +151,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_hub__names_of_timm_and_of_organisations_are_read_as_their_pages_hold_them(
     hub: Hub, tmp_path: Path, plain: ViTConfig, make_weights: Callable[..., Weights]
 ) -> None:
