@@ -80,6 +80,11 @@ def check_whole(begun: Verification, runtime: Runtime, *sources: Source) -> None
 def not_whole(found: Verified) -> str:
     """Return why images cannot be scored; "" if every byte of their shards was verified."""
     if found.damaged:
+        from vitctl.data.datasets.converted import RECORD
+
+        made = Path(found.damaged[0].partition(": ")[0]).parent.parent
+        if (made / RECORD).is_file():
+            return f"{_first(found.damaged)}; delete {made}: the same command makes it again from your images"
         return (
             f"{_first(found.damaged)}; a score must be of exactly the images of its digest: copy the file "
             f"again, or make the shards again; `vitctl data check` finds all problems"

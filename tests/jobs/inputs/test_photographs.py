@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Vitctl
+from tests.data.conftest import damage
 from tests.docs.conftest import photo
 from vitctl.data.datasets.catalog import is_photographs, original_splits
 from vitctl.data.datasets.converted import RECORD
@@ -73,6 +74,12 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
     assert vitctl(*line).code == 0  # the same command again
     assert vitctl("resume", "runs/a").code == 0
     assert state(folder) == times
+
+    damage(next(folder.glob("train/*.tar")))
+    again = ("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--out", "runs/e2")
+    assert f"delete {folder}: the same command makes it again from your images" in vitctl(*again).err
+    shutil.rmtree(folder)
+    assert vitctl(*again).code == 0
 
 
 def test_finetune__changed_photographs_get_new_shards_and_are_not_scored_by_the_split_of_before(
