@@ -172,10 +172,7 @@ def no_index(path: str, split: str = "train") -> DataError:
     folder = Path(path)
     if not folder.exists():
         near = nearest(folder.name, [one.name for one in folder.parent.glob("*/")], 1)
-        fix = did_you_mean(str(folder.parent / name) for name in near)
-        return DataError(
-            path, "no such folder", fix or "give a folder, a table or an archive of images, or shards"
-        )
+        return DataError(path, "no such folder", did_you_mean(str(folder.parent / name) for name in near))
     if folder.is_dir() and not any(folder.iterdir()):
         return DataError(path, "is empty", "should be a folder of shards made by `vitctl data shards`")
     shard = next(tars(folder), None)
