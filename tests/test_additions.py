@@ -146,6 +146,7 @@ def said(home: Path) -> dict[str, Any]:
     return dict(json.loads((home / "said.json").read_text()))
 
 
+@pytest.mark.slow
 def test_additions__all_lines_run(said: dict[str, Any]) -> None:
     failed = {name: words for name, (code, words) in said.items() if code != 2 * (name == "refuse")}
     assert not failed, failed

@@ -23,6 +23,7 @@ from tests.conftest import (
     run_as_two,
     step_images,
 )
+from tests.matrix import slow
 
 
 def test_golden__straight(one_process: Path, request: pytest.FixtureRequest) -> None:
@@ -35,7 +36,7 @@ def test_golden__straight(one_process: Path, request: pytest.FixtureRequest) -> 
     assert curve(folder)["lr"][0] == 0.0
 
 
-@pytest.mark.parametrize(("micro_batch", "workers"), [(16, 2), (5, 0)])
+@pytest.mark.parametrize(("micro_batch", "workers"), [*slow((16, 2)), (5, 0)])
 def test_golden__micro_batches_and_workers(run: Run, micro_batch: int, workers: int) -> None:
     assert_golden(run("other", **{"machine.micro_batch": micro_batch, "machine.workers": workers}))
 

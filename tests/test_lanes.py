@@ -256,6 +256,7 @@ def test_lanes__what_they_cannot_do_is_refused_before_the_start(
     assert said in str(refused.value)
 
 
+@pytest.mark.slow
 def test_lanes__a_run_of_three_processes_is_replayed_in_one(one: Path, three: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(three, tmp_path / "three"))
     steps, of_one = (
@@ -289,6 +290,7 @@ def test_lanes__what_would_change_the_bits_is_refused_on_resume(
     assert checkpoint(folder, 8) == checkpoint(one, 8)
 
 
+@pytest.mark.slow
 def test_lanes__the_result_names_the_threads_of_the_training(run: Run, data: Path) -> None:
     """A process alone has as many threads as cores before and after it."""
     before = torch.get_num_threads()

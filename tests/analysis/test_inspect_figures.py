@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.matrix import slow
 from vitctl.analysis.attention_maps import AttentionLayer
 from vitctl.analysis.inspect_figures import (
     Panel,
@@ -42,7 +43,7 @@ def shown(axes: Any) -> np.ndarray:
     return np.asarray(axes.images[0].get_array())
 
 
-@pytest.mark.parametrize("count", [28, 1])
+@pytest.mark.parametrize("count", [*slow(28), 1])
 def test_filters__grey_is_zero(count: int) -> None:
     components = principal_components(
         torch.randn(40, 3, 4, 4, generator=torch.Generator().manual_seed(0)), count
@@ -110,6 +111,7 @@ def rolled(count: int) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Ten
     return pixels, [pixels // 2, pixels // 3], [torch.rand(count, 2, 2) + 0.1, torch.rand(count, 2, 2) + 0.1]
 
 
+@pytest.mark.slow
 def test_rollout__overlays_and_masks_relative_to_their_mean() -> None:
     pixels, overlays, masks = rolled(2)
     captions = ["a very long name of image 0\npredicted: owl", "b"]
@@ -137,6 +139,7 @@ def test_sheet__has_every_image_beside_its_overlay() -> None:
     assert inside(figure)
 
 
+@pytest.mark.slow
 def test_names__of_files_and_classes_are_shown_as_they_are(tmp_path: Path) -> None:
     """Two dollar signs would begin a formula, and an unknown command in it ends the drawing."""
     odd = "$\\frac{$ 잉어"

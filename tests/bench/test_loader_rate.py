@@ -10,6 +10,7 @@ from vitctl.bench.loader_rate import bench_data, loader_numbers
 from vitctl.bench.measuring import Budget
 
 
+@pytest.mark.slow
 def test_data__numbers_agree(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_rate, "_LEAST_CPU", 0.0)  # a busy machine gives little of its processor
     recipe = tiny_recipe(**{"data.path": str(tiny_data), "machine.workers": 1})

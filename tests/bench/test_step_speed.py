@@ -45,6 +45,7 @@ def measured(tiny_data: Path) -> dict[str, Any]:
     return dict(json.loads(json_text(bench_model(recipe, Budget(2.0)))))
 
 
+@pytest.mark.slow
 def test_model__numbers_agree(measured: dict[str, Any]) -> None:
     m = measured
     assert m["images_per_second"] == pytest.approx(m["batch_size"] / m["seconds"], rel=1e-12)

@@ -116,6 +116,7 @@ def test_compare__a_side_that_does_not_run_at_all_ends_it(measure: Any, side: st
     assert caught.value.code == 4
 
 
+@pytest.mark.slow
 def test_rates__are_of_what_was_computed(measure: Any, tmp_path: Path) -> None:
     calls: list[int] = []
     assert measure.rate(lambda: calls.append(1), 5.0, seconds=0.0) > 0 and len(calls) == 2

@@ -22,6 +22,7 @@ from vitctl.errors import RecipeError
 QUICK = ("--seconds", 1)
 
 
+@pytest.mark.slow
 def test_model__prints_the_split_and_writes_the_numbers(vitctl: Vitctl, tiny_data: Path) -> None:
     said = vitctl("bench", "model", "--recipe", TINY, "--data", tiny_data, *QUICK, "--json", "out/bench.json")
     assert said.code == 0
@@ -33,6 +34,7 @@ def test_model__prints_the_split_and_writes_the_numbers(vitctl: Vitctl, tiny_dat
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_model__of_a_finetuning_takes_its_weights_and_its_classes(
     vitctl: Vitctl, tiny_data: Path, one_process: Path
 ) -> None:
@@ -48,6 +50,7 @@ def test_model__of_a_finetuning_takes_its_weights_and_its_classes(
     assert (numbers["batch_size"], numbers["parameters"]) == (16, kept)
 
 
+@pytest.mark.slow
 def test_data__prints_the_loader(vitctl: Vitctl, tiny_data: Path) -> None:
     said = vitctl(
         *f"bench data --recipe {TINY} --data {tiny_data}".split(),
@@ -59,6 +62,7 @@ def test_data__prints_the_loader(vitctl: Vitctl, tiny_data: Path) -> None:
     assert numbers["workers"] == 0 and "images/s with 0 workers" in said.out
 
 
+@pytest.mark.slow
 def test_resolutions__draws_and_writes_both_files(vitctl: Vitctl) -> None:
     said = vitctl("bench", "model", "Ti/32", "--resolutions", "32,64", *QUICK, "--plot", "pictures/fig12.png")
     assert said.code == 0

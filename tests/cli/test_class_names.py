@@ -38,6 +38,7 @@ def trained(vitctl: Vitctl, tmp_path: Path) -> Path:
     return next((tmp_path / "run").rglob("model.safetensors"))
 
 
+@pytest.mark.slow
 def test_names__of_every_form_match_wherever_they_are_read(
     vitctl: Vitctl, trained: Path, tmp_path: Path
 ) -> None:

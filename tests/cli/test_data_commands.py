@@ -91,6 +91,7 @@ def many(root: Path, number: int = 1200, bad: int = -1) -> Path:
     return root / "train"
 
 
+@pytest.mark.slow
 def test_check__decodes_every_image_and_quick_says_that_it_does_not(vitctl: Vitctl, tmp_path: Path) -> None:
     many(tmp_path / "out")
     said = vitctl("data", "check", "out", "--accept-labels", "--workers", 0)  # one picture in both classes
@@ -258,6 +259,7 @@ def test_show__writes_a_page(vitctl: Vitctl, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_dedup__shows_then_leaves_out(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos")
     (tmp_path / "photos/test/dog/1.png").unlink()

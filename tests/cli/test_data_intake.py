@@ -196,6 +196,7 @@ def test_shards__a_class_without_an_image_is_refused_unless_dropped(vitctl: Vitc
     assert "there is no class 'owll'; did you mean owl?" in vitctl(*line, "--drop-class", "owll").err
 
 
+@pytest.mark.slow
 def test_shards__a_class_in_test_alone_is_refused_unless_named(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos/train", ("cat", "dog"))
     plant(tmp_path / "photos/Test", ("bat", "cat", "dog"), per_class=3)
@@ -322,6 +323,7 @@ def test_shards__folders_in_doubt_stop_and_what_it_says_to_type_is_enough(
     assert open_shards(tmp_path / "out/train").class_names == tuple(names)
 
 
+@pytest.mark.slow
 def test_shards__numbers_from_one_or_with_gaps_stop(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path, ("cat", "dog"), per_class=4)
     for numbers, doubt, classes in (

@@ -7,6 +7,7 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.data.datasets.conftest import SPLITS, keys_of, write
+from tests.matrix import slow
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.vtab import VTAB
 
@@ -17,6 +18,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("root"), {split: keys_of(split) for split in SPLITS})
 
 
+@pytest.mark.slow
 def test_list__as_a_table_and_as_json(vitctl: Vitctl, root: Path) -> None:
     said = vitctl("data", "list", "--root", root)
     assert (said.code, said.err) == (0, "")
@@ -54,6 +56,7 @@ def test_check__a_set_that_is_not_the_benchmarks(vitctl: Vitctl, root: Path) -> 
     )
 
 
+@pytest.mark.slow
 def test_prepare__then_check_then_use(vitctl: Vitctl, tmp_path: Path) -> None:
     said = vitctl("data", "prepare", "digits")
     assert (said.code, said.err) == (0, "")
@@ -82,7 +85,7 @@ def test_prepare__vtab_takes_what_is_there(vitctl: Vitctl, root: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("form", ["files", "shards"])
+@pytest.mark.parametrize("form", [*slow("files"), "shards"])
 def test_export_vtab1k__and_take_it_back(vitctl: Vitctl, root: Path, tmp_path: Path, form: str) -> None:
     said = vitctl("data", "export-vtab1k", "out", "--root", root, "--form", form)
     assert (said.code, said.err) == (0, "")

@@ -72,6 +72,7 @@ def test_out__a_missing_folder_is_made(vitctl: Vitctl, pretrained: Path, tmp_pat
     assert (tmp_path / "new" / "folder" / "a.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_as_typed__one_folder_takes_further_formats_of_the_same_weights(
     vitctl: Vitctl, pretrained: Path, tmp_path: Path
 ) -> None:

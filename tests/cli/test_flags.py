@@ -10,6 +10,7 @@ import pytest
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
 from tests.docs.conftest import find_command
+from tests.matrix import slow
 from vitctl.cli.app import NO_VALUE, USAGE_ERROR, instead
 from vitctl.cli.completion import RECIPE_OF
 from vitctl.cli.flags import FLAGS, UNREAD, Flag, image_recipe
@@ -111,7 +112,8 @@ WORDS = [(word, value) for word in (*SYNONYMS, *OTHERS) for value in ("", "7", "
 
 
 @pytest.mark.parametrize(
-    "line", ["pretrain -r smoke", "finetune", "evaluate", "predict a.png", "probe", "resume r", "export"]
+    "line",
+    ["finetune", "predict a.png", *slow("pretrain -r smoke", "evaluate", "probe", "resume r", "export")],
 )
 def test_unknown_option__is_never_answered_by_what_is_refused(line: str) -> None:
     """VALUE stands for a value that the user must choose: the typed one would be refused, or means another

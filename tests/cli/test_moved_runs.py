@@ -43,6 +43,7 @@ def test_commands__after_run_data_and_weights_were_moved(
     assert vitctl("runs", "rm", run).code == 0 and not run.exists()
 
 
+@pytest.mark.slow
 def test_rm__a_run_that_another_started_from_stays(vitctl: Vitctl, pretrained: Path, tiny_data: Path) -> None:
     shutil.copytree(pretrained, "runs/start")
     line = ("finetune", "--data", tiny_data, "--from", "runs/start", "--res", 16, "--steps", 2, "--lr", 0.01)

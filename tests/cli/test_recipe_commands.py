@@ -132,6 +132,7 @@ def test_a_path_works_wherever_a_name_does(vitctl: Vitctl, tmp_path: Path) -> No
     assert "runs/my [b16]_2" in said.out
 
 
+@pytest.mark.slow
 def test_table__every_table_and_the_asked_column(vitctl: Vitctl) -> None:
     said = vitctl("recipes", "table")
     assert said.code == 0

@@ -156,6 +156,7 @@ def test_clean__takes_the_folder_before_or_behind_the_word(
     assert "nothing to delete" in vitctl("runs", "clean", "--in", "other").out
 
 
+@pytest.mark.slow
 def test_runs__need_no_torch(finished: Path) -> None:
     command = "app(['runs', '--in', sys.argv[1]], standalone_mode=False)"
     code = f"import sys; from vitctl.cli.app import app; {command}; assert 'torch' not in sys.modules"

@@ -124,6 +124,7 @@ def test_fewshot__several_shots_and_several_sets(vitctl: Vitctl, pretrained: Pat
     )
 
 
+@pytest.mark.slow
 def test_finetune__the_sweep_in_one_command(
     vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path
 ) -> None:

@@ -276,6 +276,7 @@ def test_dry_run__of_remote_shards_without_a_test_split_reads_no_shard(
     assert not any(path.endswith(".tar") for path, _ in faults.asked)
 
 
+@pytest.mark.slow
 def test_dry_run__weights_far_away_are_not_fetched(
     vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

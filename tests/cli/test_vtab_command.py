@@ -22,6 +22,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vtab_images, "open_split", Catalog(whole_tests=False).open_split)
 
 
+@pytest.mark.slow
 def test_vtab__light_says_that_it_is_not_the_protocol(
     vitctl: Vitctl, pretrained: Path, tmp_path: Path
 ) -> None:

@@ -93,6 +93,7 @@ def test_proposal__works_as_typed(
     assert again.code == 0, (said.err, again.err)
 
 
+@pytest.mark.slow
 def test_predict__proposes_an_evaluation_that_runs(home: Path, vitctl: Vitctl) -> None:
     """Not of a folder with an unknown class or a broken image, which is refused."""
     made = typed(vitctl, "finetune --from RUN --data PHOTOS --steps 2 --out runs/photos")

@@ -105,7 +105,7 @@ def steps(trainer: TrainStep, card: FakeCard, number: int) -> None:
     assert len(update.parameters) == len(list(trainer.network.parameters()))  # each had a gradient
 
 
-@pytest.mark.parametrize("name", few([*FAMILIES], "axial"))
+@pytest.mark.parametrize("name", few([*FAMILIES]))
 def test_update__of_every_family_waits_for_nothing(name: str) -> None:
     model = build(FAMILIES[name])
     with FakeCard() as card:

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from tests.matrix import slow
 from vitctl.export.graph import FoldedBlock, Raw, folded
 from vitctl.models.build import Model, build
 from vitctl.models.variants import variant
@@ -56,7 +57,7 @@ def test_folded__shares_the_weights_that_it_does_not_fold() -> None:
     assert found.model.patch_embedding is raw.model.patch_embedding
 
 
-@pytest.mark.parametrize("name", ["R50x1", "Axial-B/32"])
+@pytest.mark.parametrize("name", ["R50x1", *slow("Axial-B/32")])
 def test_folded__leaves_other_networks_alone(name: str) -> None:
     model = build(variant(name, image_size=64, num_classes=3)).eval()
     found = folded(Raw(model, META).eval())

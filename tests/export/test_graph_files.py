@@ -66,7 +66,7 @@ def test_onnx__agrees_with_every_family_at_any_batch(
     assert axes in notes(tmp_path / "run")
 
 
-@pytest.mark.parametrize("format", [*slow("onnx"), "pt2"])
+@pytest.mark.parametrize("format", slow("onnx", "pt2"))
 def test_graphs__hold_no_path_of_this_machine(
     saved: Saved, exported: Exported, tmp_path: Path, format: str
 ) -> None:
@@ -93,6 +93,7 @@ def test_onnx__kernels_are_standardised_once(saved: Saved, exported: Exported, t
     assert not [node for node in graph.node if node.op_type == "Sqrt"]
 
 
+@pytest.mark.slow
 def test_out__a_program_of_the_user_stays(saved: Saved, exported: Exported, tmp_path: Path) -> None:
     """`--out main.onnx` replaced main.py."""
     (tmp_path / "main.py").write_text("mine")

@@ -74,6 +74,7 @@ def trained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_folder__files_of_the_user_stay_beside_a_second_export(
     exported: Exported, trained: Path, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def train(folder: Path, acts: dict[int, Act]) -> dict[str, Any]:
         assert (left, problems) == ({}, [])
 
 
+@pytest.mark.slow
 def test_full_for_a_while__the_run_goes_on_and_saves_when_there_is_room(
     tiny_data: Path, straight: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +106,7 @@ def test_full_for_a_while__the_run_goes_on_and_saves_when_there_is_room(
     ] == []  # marks that found no room are not forged
 
 
+@pytest.mark.slow
 def test_full__an_old_one_goes_before_room_is_needed_and_never_the_last(
     tiny_data: Path, straight: Path, small_disk: Path
 ) -> None:
@@ -143,6 +145,7 @@ def test_full_at_the_end__is_one_clear_error_and_resumable(
     assert_same(folder, straight)
 
 
+@pytest.mark.slow
 def test_crash__what_it_left_half_written_goes_when_the_run_goes_on(
     tiny_data: Path, straight: Path, tmp_path: Path
 ) -> None:

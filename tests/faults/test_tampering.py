@@ -196,6 +196,7 @@ def test_large_tables__are_verified_while_the_score_is_computed(
         score("evaluate", speck, data, tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_cached_features__that_are_damaged_are_computed_again(
     speck: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -256,6 +257,7 @@ def test_scores__without_records_of_the_background_process_the_job_verifies_the_
         score("evaluate", speck, data, tmp_path / "three")
 
 
+@pytest.mark.slow
 def test_cached_shards__overwritten_at_the_same_size(
     speck: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def paths(value: Any, begin: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
             yield from paths(item, (*begin, name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY)
 def test_log__of_any_records(forged: Path, tmp_path: Path, every: int) -> None:
     before = (forged / "log.jsonl").read_text()

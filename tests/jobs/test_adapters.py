@@ -57,6 +57,7 @@ def result(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_lora__weights_are_those_of_a_plain_network(tuned: Path, body: Path) -> None:
     used = result(tuned)["provenance"]
     folder = tuned / "checkpoints" / "step_00000006"
@@ -81,6 +82,7 @@ def test_lora__weights_are_those_of_a_plain_network(tuned: Path, body: Path) -> 
     }
 
 
+@pytest.mark.slow
 def test_lora__the_scored_network_is_the_stored_one(tuned: Path, tiny_data: Path, job: Job) -> None:
     """`evaluate`, which knows no adapters, counts the same; `verify` computes all steps and scores again."""
     here = job(
@@ -157,6 +159,7 @@ def test_resume__gives_the_same_bytes(
     assert checkpoint(tmp_path / "run", 6) == checkpoint(tmp_path / "whole", 6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks for it
 def test_export__peft_on_transformers_start_weights_gives_our_logits(
     tuned: Path, body: Path, job: Job, tmp_path: Path

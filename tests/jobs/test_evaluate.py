@@ -64,6 +64,7 @@ def test_evaluate__a_part_of_a_split_at_another_size(job: Job) -> None:
     assert (result["metrics"]["total"], result["provenance"]["image_size"]) == (10, 32)
 
 
+@pytest.mark.slow
 def test_evaluate__refuses_data_of_other_classes(job: Job) -> None:
     with pytest.raises(
         CheckpointError, match=r"its head has 6 classes \(circle, .*\), the data has 10 \(0, 1, 2 \.\.\.\)"
@@ -156,6 +157,7 @@ def test_evaluate__preprocessing(
     assert (found.image_size, found.method, found.resize, found.resample) == expected
 
 
+@pytest.mark.slow
 def test_evaluate__another_size_keeps_the_share_of_the_crop(job: Job, tmp_path: Path) -> None:
     """Where it silently became 1, the numbers were those of other images."""
     weights = {"weights.source": str(tmp_path / "fine")}
@@ -211,6 +213,7 @@ def test_evaluate__answers_are_those_of_predict(
         assert float(row["margin"]) == pytest.approx(probability - second, rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_evaluate__calibrates_a_softmax_on_single_labels(job: Job, tmp_path: Path) -> None:
     """The tiny weights were trained with a sigmoid, and have no such numbers."""
     assert "ece" not in job("evaluate", "sigmoid")["metrics"]
@@ -228,6 +231,7 @@ def test_evaluate__calibrates_a_softmax_on_single_labels(job: Job, tmp_path: Pat
 HELD_OUT = {"data.eval_split": "train[50%:]", "evaluation.fit_temperature": True}
 
 
+@pytest.mark.slow
 def test_temperature__of_held_out_images_divides_all_logits(
     job: Job, tiny_data: Path, tmp_path: Path
 ) -> None:
@@ -308,6 +312,7 @@ def test_temperature__of_held_out_images_divides_all_logits(
         load_classifier(str(run), device="cpu")
 
 
+@pytest.mark.slow
 def test_temperature__where_none_is_found_the_accuracy_is_kept(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

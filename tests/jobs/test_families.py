@@ -53,6 +53,7 @@ def recipe_for(name: str, tmp_path: Path) -> Path | None:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few([*SMALL], *[*SMALL][::2]))
 def test_family__pretrained_then_fine_tuned(name: str, run: Run, tmp_path: Path) -> None:
     values = {
@@ -141,6 +142,7 @@ def test_masked_patches__idle_sections_are_refused(run: Run) -> None:
         run("axial", **{"model.name": "Axial-B/16", "model.pre_logits": False, "loss.name": "masked_patch"})
 
 
+@pytest.mark.slow
 def test_attention__the_result_names_the_kernel(run: Run) -> None:
     folder = run("kernel", **{"machine.attention": "math", "schedule.total_steps": 6})
     assert json.loads((folder / "result.json").read_text())["provenance"]["attention"] == "math"

@@ -85,6 +85,7 @@ def was_read(folder: Path) -> list[object]:
     return [record["read"] for record in records(folder) if record["kind"] == "features"]
 
 
+@pytest.mark.slow
 def test_fewshot__later_runs_read_the_features_unless_something_differs(job: Job, tmp_path: Path) -> None:
     values = {"fewshot.shots": (1, 2), "fewshot.float64": True}
     first = job("fewshot", "first", **values)

@@ -127,6 +127,7 @@ def test_finetune__rates_come_with_the_weights_where_the_recipe_says_so(
     assert (seen["dropout"], seen["drop_path"]) == (["0.1", "0"], ["0.2", "0"])
 
 
+@pytest.mark.slow
 def test_finetune__a_tried_rate_belongs_to_the_dropout_it_was_tried_with(job: Job, regularised: Path) -> None:
     swept = {"sweep.lrs": [0.01], "sweep.train_split": "train[:60]", "sweep.eval_split": "train[60:]"}
     result = job("finetune", **swept, **{"weights.source": str(regularised), "dropout": "as_stored"})

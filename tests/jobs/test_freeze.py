@@ -70,6 +70,7 @@ def test_freeze__lanes_give_the_same_bytes_also_after_a_resume(
     assert replayed(two) == EQUAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("freeze", ["embedding", "backbone"])
 def test_freeze__what_is_frozen_keeps_its_bits(
     job: Job, pretrained: Path, tmp_path: Path, freeze: str

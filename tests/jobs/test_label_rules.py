@@ -90,6 +90,7 @@ def test_probe__holds_its_own_images_to_the_rule(tiny_data: Path, tmp_path: Path
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("split", "label"), [("train", NONE), ("test", BEYOND)])
 def test_vtab__holds_every_task_to_the_rule(
     task_shards: Path, tmp_path: Path, split: str, label: int

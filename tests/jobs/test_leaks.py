@@ -77,6 +77,7 @@ def texts(folder: Path) -> list[str]:
     return [record.get("text", "") for record in records if record["kind"] in ("data", "warning")]
 
 
+@pytest.mark.slow
 def test_finetune__names_duplicates_across_the_split_and_their_labels(
     tune: Tune, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def test_finetune__stopped_in_the_second_rate_goes_on_there(
     assert [r["step"] for r in map(json.loads, second) if r["kind"] == "resume"] == [3]
 
 
+@pytest.mark.slow
 def test_finetune__a_score_of_other_weights_is_not_taken(job: Job, tmp_path: Path) -> None:
     job("finetune", **SWEEP)
     file = tmp_path / "run" / "sweep" / "lr_0.1" / "result.json"

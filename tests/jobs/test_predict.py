@@ -194,6 +194,7 @@ def test_predict__shards_are_read_as_they_are(trained: Path, extracted: list[Pat
     assert [one.classes for one in own] == [one.classes for one in predicted(trained, extracted)]
 
 
+@pytest.mark.slow
 def test_predict__an_onnx_file_gives_the_same_answers(
     trained: Path, onnx_file: Path, extracted: list[Path], photographs: dict[str, Path]
 ) -> None:
@@ -211,6 +212,7 @@ def test_predict__an_onnx_file_gives_the_same_answers(
     np.testing.assert_allclose(*likely, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_flip_average__is_the_mean_of_the_logits_of_an_image_and_its_mirror_image(
     job: Job, trained: Path, extracted: list[Path], tiny_data: Path, tmp_path: Path
 ) -> None:
@@ -537,6 +539,7 @@ def test_features__need_no_head(trained: Path, extracted: list[Path], tmp_path: 
         classify(pillow(extracted[0]))
 
 
+@pytest.mark.slow
 def test_predict__files_are_read_when_their_batch_comes(
     trained: Path, extracted: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def test_probe__does_not_touch_the_training(run: Run, tiny_data: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_probe__says_the_number_of_fewshot(run: Run, tiny_data: Path, tmp_path: Path) -> None:
     folder = run("probed", **probe(tiny_data))
     ema = folder / "checkpoints" / "step_00000020" / "ema.safetensors"

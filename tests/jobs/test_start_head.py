@@ -121,6 +121,7 @@ def test_fewshot__stopped_it_goes_on_with_the_same_bits(
     assert times == [2, 5]
 
 
+@pytest.mark.slow
 def test_fewshot__is_replayed_bit_for_bit(job: Job, tmp_path: Path) -> None:
     job("finetune", **FEWSHOT, **{"checkpoint.every_steps": 4})
     assert said(tmp_path / "run", "replay", steps="all") == [("ok", "steps 1 to 6: equal, bit for bit")]
@@ -160,6 +161,7 @@ def test_fewshot__of_more_images_than_its_limit_takes_a_subset(job: Job) -> None
     assert seen[0]["head_solved"] == seen[1]["head_solved"] != seen[2]["head_solved"]
 
 
+@pytest.mark.slow
 def test_as_stored__keeps_the_head_of_the_same_classes(job: Job, tmp_path: Path) -> None:
     values = {"checkpoint.every_steps": 1, "checkpoint.keep_last": 9, "finetune.head": "as_stored"}
     job("finetune", "first", **{"optimizer.lr": 0.05})
@@ -174,6 +176,7 @@ def test_as_stored__keeps_the_head_of_the_same_classes(job: Job, tmp_path: Path)
     assert said(tmp_path / "second", "replay", steps="all")[0][1].endswith("equal, bit for bit")
 
 
+@pytest.mark.slow
 def test_as_stored__refuses_other_classes(job: Job, tiny_data: Path, tmp_path: Path) -> None:
     job("finetune", "first")
     shifted = tmp_path / "shifted"

@@ -77,6 +77,7 @@ def result(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_teacher__is_recorded_and_every_step_computed_again(taught: Path, teacher: Path) -> None:
     digest = read_weights(teacher / "checkpoints" / "step_00000004").digest
     asked = {"teacher": str(teacher), "kind": "soft", "weight": 0.3, "temperature": 2.0}
@@ -140,6 +141,7 @@ def test_several_processes__train_the_same_weights(
     torch.testing.assert_close(two, one, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, *slow(LANES)], ids=["", "lanes"])
 def test_resume__gives_the_same_bytes_from_the_same_teacher_alone(
     job: Job, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]

@@ -169,6 +169,7 @@ def test_trackers__one_that_is_not_there_is_one_line(run: Run) -> None:
         run("a", **{"log.trackers": ("tensorbord",)})
 
 
+@pytest.mark.slow
 def test_dropout__the_micro_batch_changes_the_result_and_is_named_in_it(run: Run) -> None:
     """Without dropout it changes nothing, which tests/test_golden.py holds."""
     short = {"schedule.total_steps": 3, "schedule.warmup_steps": 0}

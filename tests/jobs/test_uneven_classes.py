@@ -237,6 +237,7 @@ def test_patience__killed_at_the_deciding_score_it_stops_there_again(
     assert len(records(tmp_path / "a", "resume")) == 1
 
 
+@pytest.mark.slow
 def test_patience__a_longer_one_goes_on_from_the_stop(run: Run, scored: Fake) -> None:
     folder = run("a", **STOPS)
     scored(4)
@@ -247,6 +248,7 @@ def test_patience__a_longer_one_goes_on_from_the_stop(run: Run, scored: Fake) ->
     assert (metrics["f1"], metrics["last"]["step"], "stopped_early" in metrics) == (0.9, 12, False)
 
 
+@pytest.mark.slow
 def test_patience__with_a_sweep_and_seeds_each_training_stops_alone(job: Job, tmp_path: Path) -> None:
     small = {"schedule.total_steps": 8, "evaluation.every_steps": 1, "checkpoint.every_steps": 1}
     values = {**STOPS, **small, "evaluation.patience": 1, "optimizer.lr": 1e-9}

@@ -118,6 +118,7 @@ def test_vtab__a_signal_in_task_seven_saves_and_leaves(
     assert results(folder) == straight[1]
 
 
+@pytest.mark.slow
 def test_vtab__more_tasks_and_seeds_in_the_same_folder(speck: Path, tmp_path: Path) -> None:
     """A table grows: what is there is read back, the mean is labelled partial until all tasks are in."""
     folder = tmp_path / "table"

@@ -65,6 +65,7 @@ def test_vtab__names_every_task_without_data_at_once(pretrained: Path, tmp_path:
     assert not (tmp_path / "table").exists()
 
 
+@pytest.mark.slow
 def test_vtab__light_equals_a_direct_computation(pretrained: Path, task_shards: Path, tmp_path: Path) -> None:
     """The features of the loaded model, and a solve in NumPy with every regulariser."""
     folder = tmp_path / "table"

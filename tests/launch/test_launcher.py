@@ -90,6 +90,7 @@ def test_launch__one_run_per_folder(load: Load, tmp_path: Path) -> None:
     assert launch(tmp_path, lambda _: None)["status"] == "done"
 
 
+@pytest.mark.slow
 def test_one_process__ignores_settings_of_accelerate(
     run: Run, one_process: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,7 @@ def steps(run: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step_*"))
 
 
+@pytest.mark.slow
 def test_clean__the_last_and_the_best_stay(run: Path) -> None:
     assert steps(run) == [2, 4, 6, 8, 10, 12]
     before, files = size_on_disk(run), {path.name for path in run.iterdir()}

@@ -142,6 +142,7 @@ def test_sweep__failures_and_signals(
     assert rows == [("failed", "the disk is gone"), ("done", "")]
 
 
+@pytest.mark.slow
 def test_sweep__generates_a_data_set_of_vitctl_once(tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     done = sweep(out, *SEEDS, "--dataset", "digits", "--print")

@@ -41,6 +41,7 @@ def test_attend__plain_products_in_bf16_take_the_softmax_in_float32() -> None:
     assert (mixed.float() - exact).abs().max() < 0.02
 
 
+@pytest.mark.slow
 def test_set_attention__each_model_has_its_own_kernel() -> None:
     size = {"image_size": 32, "num_classes": 3, "depth": 1}
     one, other, without = (

@@ -213,7 +213,7 @@ def test_count_macs__padded_is_what_torch_counts_for_masked_patches(masked: Mask
     assert count_macs(masked, padded=True) == counted_macs(masked)
 
 
-@pytest.mark.parametrize("name", ["R+Ti/16", "Axial-B/16", *slow("R50+L/32", "R152x1", "AxialR50")])
+@pytest.mark.parametrize("name", ["R+Ti/16", *slow("Axial-B/16", "R50+L/32", "R152x1", "AxialR50")])
 def test_count_macs__padded_is_what_torch_counts_at_full_size(name: str) -> None:
     for config in (variant(name), variant(name, image_size=384)):
         assert count_macs(config, padded=True) == counted_macs(config)

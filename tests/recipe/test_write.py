@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.matrix import slow
 from vitctl.recipe.load import Override, load_recipe, recipe_names
 from vitctl.recipe.write import differences, flat, to_toml, toml_value
 
 
-@pytest.mark.parametrize("origins", [True, False])
+@pytest.mark.parametrize("origins", [True, *slow(False)])
 def test_to_toml__reads_back_equal_for_every_shipped_recipe(tmp_path: Path, origins: bool) -> None:
     names = recipe_names()
     assert len(names) >= 28

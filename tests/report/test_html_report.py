@@ -78,6 +78,7 @@ def page_of(tmp_path: Path, *folders: Path, images: int | None = 0) -> Reader:
     return Reader((tmp_path / "report.html").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_page__of_a_run_shows_what_its_numbers_belong_to(trained: Path, tmp_path: Path) -> None:
     shown = page_of(tmp_path, trained, images=None)
     result, recipe = read_result(trained), load_recipe(str(trained / "recipe.toml")).recipe

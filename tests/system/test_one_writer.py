@@ -4,6 +4,8 @@ import ast
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).resolve().parents[2] / "vitctl"
 
 MOVES = {
@@ -87,6 +89,7 @@ def _is_mode_of_writing(text: str) -> bool:
     return len(text) <= 3 and set(text) <= set("rwxab+t") and bool(set(text) & set("wxa+"))
 
 
+@pytest.mark.slow
 def test_one_writer() -> None:
     found = {place for place, call, name in calls() if is_move(call, name)}
     assert found == set(MOVES)

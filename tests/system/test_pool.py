@@ -5,11 +5,12 @@ import time
 import psutil
 import pytest
 
+from tests.matrix import slow
 from vitctl.errors import CheckpointError, DataError
 from vitctl.system.pool import _started_workers, default_workers, run_tasks
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3, 20])
+@pytest.mark.parametrize("workers", [0, 1, 3, *slow(20)])
 def test_run_tasks__results_come_in_order_and_all_is_counted(workers: int) -> None:
     counted: list[int] = []
 

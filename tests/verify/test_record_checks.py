@@ -53,6 +53,7 @@ def test_honest_run__passes_and_says_what_was_not_checked(finished: Path) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_honest_run__on_another_machine(train: Train, tiny_data: Path, tmp_path: Path) -> None:
     """Run and data were moved, and the run is only read."""
     shutil.copytree(tiny_data, tmp_path / "data")
@@ -169,6 +170,7 @@ def test_harm__is_found_and_the_file_named(copy: Path, harm: Harm, what: str, te
     assert said(copy, "digest") == []
 
 
+@pytest.mark.slow
 def test_replaced_weights__are_found_in_an_unfinished_run_and_by_resume(copy: Path, on_test: Path) -> None:
     """Their digests are right, and there is no result: the log names the checkpoint."""
     (copy / "result.json").unlink()
@@ -298,6 +300,7 @@ def test_checkpoints__that_name_no_records_are_refused(copy: Path) -> None:
         work(copy)
 
 
+@pytest.mark.slow
 def test_trace_off__then_on_proves_the_recorded_steps_alone(train: Train) -> None:
     run = train("off", **{"log.trace": False})
     assert not (run / "steps.jsonl").exists()
@@ -320,6 +323,7 @@ def test_earlier_release__is_verified_resumed_and_replayed(copy: Path) -> None:
     assert found(copy, steps="17:20", scores=True) == []
 
 
+@pytest.mark.slow
 def test_stopped_and_killed__the_record_continues(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,6 +196,7 @@ def test_another_gradient__is_named_by_parameter(finished: Path, monkeypatch: py
     assert int(match[2]) == len(names)
 
 
+@pytest.mark.slow
 def test_another_environment__is_compared_bit_for_bit_then_within_a_tolerance(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +300,7 @@ def test_any__draws_no_step_twice(finished: Path, monkeypatch: pytest.MonkeyPatc
     assert said(finished, "replay", steps="any") == [("ok", "steps 1 to 5, 9 to 12: equal, bit for bit")]
 
 
+@pytest.mark.slow
 def test_missing_start_weights__are_not_needed_after_a_checkpoint(
     job: Job, pretrained: Path, tmp_path: Path
 ) -> None:

@@ -195,6 +195,7 @@ def by_key(source: Source) -> dict[str, tuple[int, bytes]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("published")
 def test_check_task__proves_the_images_by_their_names(root: Path) -> None:
     found = check_task(TASK, root)
@@ -234,6 +235,7 @@ def test_list_holdings__says_what_is_here(root: Path) -> None:
     assert held["pets"].uses == ("VTAB natural", "transfer", "few-shot")
 
 
+@pytest.mark.slow
 def test_export_task__is_lossless_and_comes_back_the_same(root: Path, tmp_path: Path) -> None:
     folder = export_task(TASK, root, tmp_path)
     assert folder == tmp_path / "dtd"
@@ -263,6 +265,7 @@ def test_read_community__a_note_or_names_that_do_not_fit(root: Path, tmp_path: P
         read_community(TASK, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("published")
 def test_export_shards__stand_in_for_the_whole_set(root: Path, tmp_path: Path) -> None:
     export_shards(TASK, root, tmp_path)

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.cli.conftest import Vitctl, vitctl  # noqa: F401
 from tests.docs.conftest import photo
-from tests.matrix import few
+from tests.matrix import few, slow
 from vitctl.cli.data_commands import shards_of
 from vitctl.cli.run_job import with_shards
 from vitctl.cli.show.measurements import BenchOptions, chosen_recipe
@@ -375,7 +375,7 @@ def test_fingerprint__of_a_table_and_of_an_archive_changes_with_them(tmp_path: P
     assert fingerprint(str(archive)) != before
 
 
-@pytest.mark.parametrize("door", ["zip", "imagefolder"])
+@pytest.mark.parametrize("door", ["zip", *slow("imagefolder")])
 def test_command__trains_on_a_door_and_scores_it(
     door: str,
     tmp_path: Path,

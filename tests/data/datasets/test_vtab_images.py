@@ -53,6 +53,7 @@ def lists(root: Path, test: int = 711) -> None:
         (root / f"kitti/{split}.txt").write_text("".join(lines))
 
 
+@pytest.mark.slow
 def test_open_task__shards_of_the_originals_in_the_order_of_their_names(tmp_path: Path) -> None:
     kitti(tmp_path)
     data = open_task(KITTI, tmp_path, scratch=None)
@@ -73,6 +74,7 @@ def test_open_task__shards_of_the_originals_in_the_order_of_their_names(tmp_path
     assert data.copy == "other training images than the benchmark's, by the digest of their names"
 
 
+@pytest.mark.slow
 def test_open_task__a_part_of_a_set_is_refused_or_labelled(tmp_path: Path) -> None:
     kitti(tmp_path, test=30)
     with pytest.raises(DataError, match="30 images of 4 classes, kitti-dist has 711 of 4"):
@@ -81,6 +83,7 @@ def test_open_task__a_part_of_a_set_is_refused_or_labelled(tmp_path: Path) -> No
     assert data.copy.startswith("partial: 30 of 711 test images; other training images")
 
 
+@pytest.mark.slow
 def test_open_task__the_communitys_folder_is_labelled(tmp_path: Path) -> None:
     lists(tmp_path)
     scratch = tmp_path / "scratch"

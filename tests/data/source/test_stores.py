@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.data.conftest import contents, damage
+from tests.matrix import slow
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.shards.index import Index, read_index
 from vitctl.data.source import stores as shard_source
@@ -52,7 +53,7 @@ def _send_contents(source: Source, answers: "multiprocessing.Queue[object]") -> 
     answers.put(contents(source))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", *slow("spawn")])
 def test_shard_source__works_in_other_processes(make_split: MakeSplit, method: str) -> None:
     source = ShardSource(make_split(9))
     expected = contents(source)

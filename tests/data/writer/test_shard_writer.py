@@ -13,6 +13,7 @@ from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from tests.data.conftest import CLASSES, encoded, make_items, picture, several, store
+from tests.matrix import slow
 from vitctl.data.images.decode import Reencode
 from vitctl.data.shards.indexing import index_shards
 from vitctl.data.source.stores import ShardSource
@@ -201,7 +202,7 @@ def test_write_split__two_writers_do_not_share_a_folder(
     assert sorted(tree(tmp_path / "train")) == ["index.json", "samples.npy", "shard-000000.tar"]
 
 
-@pytest.mark.parametrize("sized", [True, False])
+@pytest.mark.parametrize("sized", [True, *slow(False)])
 def test_write_split__any_number_of_processes_gives_the_same_bytes(tmp_path: Path, sized: bool) -> None:
     items = [replace(item, size=len(item.read()) if sized else None) for item in make_items(300)]
     for workers in (0, 1, 3):

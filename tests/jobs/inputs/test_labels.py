@@ -171,6 +171,7 @@ def objectnet(folder: Path, sets: list[list[int]]) -> Path:
     return shards(folder, object_names(sets), list(range(len(sets))))
 
 
+@pytest.mark.slow
 def test_objectnet__official_and_restricted(score: Score, tmp_path: Path) -> None:
     """Each image is right by the official rule when its class is any of the object's; restricted, others
     cannot win.

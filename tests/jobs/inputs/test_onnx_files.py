@@ -121,6 +121,7 @@ def test_digest__counts_the_weights_in_other_files(tmp_path: Path) -> None:
     assert len(digests) == 2
 
 
+@pytest.mark.slow
 def test_digest__of_features_is_that_of_the_file(tmp_path: Path, speck: Path, tiny_data: Path) -> None:
     values = {"weights.source": str(speck), "export.to": ("onnx",), "export.features": True}
     do("export", tmp_path / "out", **values)

@@ -220,6 +220,7 @@ def test_evaluate__a_lone_split_of_another_name_is_scored_whole(tmp_path: Path) 
     assert fitted("evaluate", tmp_path / "holiday")[0] == {"data.eval_split": "holiday"}
 
 
+@pytest.mark.slow
 def test_finetune__photographs_on_their_side_train_as_those_that_stand(
     pretrained: Path, tmp_path: Path, job: Job
 ) -> None:

@@ -82,6 +82,7 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
     assert vitctl(*again).code == 0
 
 
+@pytest.mark.slow
 def test_finetune__changed_photographs_get_new_shards_and_are_not_scored_by_the_split_of_before(
     vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import TINY
 from tests.data.old_index import forget_tables
 from tests.data.server import Faults, serving
+from tests.matrix import slow
 from tests.trained import CPU, SMALL, do
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.source.order import (
@@ -133,7 +134,7 @@ def test_training_order__lanes_walk_through_windows_of_their_own(tmp_path: Path)
         check_order(windowed, source, 3, OFF.model_copy(update={"lanes": 8}))
 
 
-@pytest.mark.parametrize("processes", [4, 6, 8])
+@pytest.mark.parametrize("processes", [4, *slow(6, 8)])
 def test_data_lanes__a_node_reads_the_shards_of_its_lanes_alone(tmp_path: Path, processes: int) -> None:
     """Whatever adds the gradients: the partners of MixUp lie in the same lane, too."""
     folder = split(tmp_path / "d", 320)
@@ -287,6 +288,7 @@ def test_label_entropy__is_that_of_the_shares() -> None:
     assert label_entropy(np.array([[0, 1], [0, -1], [1, -1]])) == 1
 
 
+@pytest.mark.slow
 def test_check__remote_shards_and_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
     folder = split(tmp_path / "d", 90)

@@ -110,6 +110,7 @@ CHECKPOINTS: dict[str, tuple[Edit, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", CHECKPOINTS)
 def test_another_run__is_used_by_no_command(
     run: Path, other: Path, tiny_data: Path, tmp_path: Path, edit: str

@@ -28,6 +28,7 @@ def project(tmp_path: Path, tiny_data: Path, vitctl: Vitctl, monkeypatch: pytest
     return folder
 
 
+@pytest.mark.slow
 def test_resume_and_verify__from_another_folder(
     vitctl: Vitctl, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +72,7 @@ def test_resume__other_images_are_refused(vitctl: Vitctl, project: Path, tmp_pat
     assert "trained with other inputs" in said.err and "--set 'data.path=" in said.err, said.err
 
 
+@pytest.mark.slow
 def test_resume__of_photographs_that_moved(vitctl: Vitctl, tmp_path: Path) -> None:
     """Their shards, made again, are the same."""
     for seed, name in enumerate(("cat", "dog")):

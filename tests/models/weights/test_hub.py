@@ -108,6 +108,7 @@ def fetch(hub: Hub, home: Path, *names: str, patience: float = 0.0) -> list[str]
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_hub__files_are_fetched_once_into_the_cache_of_huggingface_hub(hub: Hub, tmp_path: Path) -> None:
     lines = fetch(hub, tmp_path, "w.npz", "none.json")
     assert lines[0] == f"found {len(CONTENT)} ({len(CONTENT)}, {len(CONTENT)})"
@@ -121,6 +122,7 @@ def test_hub__files_are_fetched_once_into_the_cache_of_huggingface_hub(hub: Hub,
     assert stored.name == hub.digest
 
 
+@pytest.mark.slow
 def test_hub__another_digest_and_a_closed_repository_are_one_line(hub: Hub, tmp_path: Path) -> None:
     hub.digest = "0" * 64
     wrong, closed = fetch(hub, tmp_path, "w.npz", "private.npz", patience=600.0)
@@ -180,12 +182,14 @@ def test_hub__an_outage_is_waited_out_by_the_rule_of_all_requests(
     assert line.startswith(f"found {len(CONTENT)} ") and hub.away == 0
 
 
+@pytest.mark.slow
 def test_hub__an_outage_that_lasts_passes_later(hub: Hub, tmp_path: Path) -> None:
     hub.way, hub.away = "drop", 10**9
     [line] = fetch(hub, tmp_path, "w.npz", patience=0.1)
     assert line.startswith("CheckpointError True https://huggingface.co/o/n/") and "gave up after" in line
 
 
+@pytest.mark.slow
 def test_hub__what_does_not_pass_is_not_waited_for(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

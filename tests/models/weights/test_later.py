@@ -62,7 +62,7 @@ def test_later__rows_alone_are_read_of_what_lies_in_memory_as_in_the_file() -> N
 
 
 @pytest.mark.parametrize("to", ["safetensors", "timm", "hf", "google", "torchvision", "pth", "old pth"])
-@pytest.mark.parametrize("image_size", [32, 48])
+@pytest.mark.parametrize("image_size", [*slow(32), 48])
 def test_read_weights__later_starts_a_model_with_the_same_bits(
     plain: ViTConfig, make_weights: Make, tmp_path: Path, to: str, image_size: int
 ) -> None:
@@ -114,6 +114,7 @@ for read in (containers.read_later, containers.read_tensors):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
 @pytest.mark.parametrize("name", ["w.safetensors", *slow("w.npz")])
 def test_read_later__holds_one_tensor_at_a_time(tmp_path: Path, name: str) -> None:

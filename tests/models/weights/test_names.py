@@ -52,6 +52,7 @@ def test_published__is_what_timm_has(name: str) -> None:
         assert config["input_size"] == (3, row.image_size, row.image_size)
 
 
+@pytest.mark.slow
 def test_named_network__has_the_parameters_of_every_row() -> None:
     for name, row in PUBLISHED.items():
         config = named_network(row.address)
