@@ -20,7 +20,7 @@ from vitctl.system.text import bytes_text, count_text, one_line, typed
 
 if TYPE_CHECKING:
     from vitctl.data.shards.index import Index
-    from vitctl.data.writer.intake import Intake, Originals
+    from vitctl.data.writer.intake import Intake, Known, Originals
 
 app = typer.Typer(help="Make, index and check WebDataset shards.", no_args_is_help=True)
 Root = Annotated[Path, typer.Option("--root", help="Folder of known data sets, one folder each")]
@@ -136,35 +136,53 @@ def shards_of(photographs: str, runs: Path) -> Path:
     """
     from vitctl.cli.show.console import say
     from vitctl.data.datasets.catalog import open_originals
-    from vitctl.data.datasets.converted import RECORD, find_shards, fingerprint, keep_record, shards_folder
+    from vitctl.data.datasets.converted import (
+        RECORD,
+        find_shards,
+        fingerprint,
+        keep_looked,
+        keep_record,
+        shards_folder,
+    )
     from vitctl.data.shards.index import find_splits
     from vitctl.data.writer.shard_writer import write_originals
     from vitctl.errors import DataError
+    from vitctl.system.files import lock, opened_folder
 
     state = fingerprint(photographs)
     out = find_shards(runs, state)
     if out is None:
         originals = open_originals(photographs)
-        out = shards_folder(photographs, runs, originals)
+        out, known = shards_folder(photographs, runs, originals)
         if Path(photographs).is_dir() and out.resolve().is_relative_to(Path(photographs).resolve()):
             text = f"its shards would be written into it, to {out}"
             raise DataError(photographs, text, "start in another folder, or give --out with one elsewhere")
-        if not (out / RECORD).exists():
-            say(f"{photographs}: writing its photos as shards to {out}")
-            splits = check_photographs(originals, photographs, out, "stop")
-            _write(splits, out, partial(write_originals, seed=0, workers=number_of_workers(-1)))
-            if find_splits(out).keys() != splits.keys() or fingerprint(photographs) != state:
-                text = "changed while its shards were written"
-                raise DataError(photographs, text, "run the same command again")
-            keep_record(out, photographs, state)
-            return out
+        out.mkdir(parents=True, exist_ok=True)
+        with opened_folder(out) as descriptor:
+            if lock(descriptor) is False:
+                say(f"{photographs}: waiting for another command, which writes its photos to {out}")
+                lock(descriptor, waits=True)
+            if not (out / RECORD).exists():
+                say(f"{photographs}: writing its photos as shards to {out}")
+                splits = check_photographs(originals, photographs, out, "stop", known)
+                _write(splits, out, partial(write_originals, seed=0, workers=number_of_workers(-1)))
+                if find_splits(out).keys() != splits.keys() or fingerprint(photographs) != state:
+                    text = "changed while its shards were written"
+                    raise DataError(photographs, text, "run the same command again")
+                keep_looked(out, known)
+                keep_record(out, photographs, state)
+                return out
         keep_record(out, photographs, state)
     say(f"{photographs}: unchanged; using the shards of its photos in {out}")
     return out
 
 
 def check_photographs(
-    originals: "dict[str, Originals]", photographs: str, out: Path | None, bad: str
+    originals: "dict[str, Originals]",
+    photographs: str,
+    out: Path | None,
+    bad: str,
+    known: "Mapping[str, Known] | None" = None,
 ) -> "Mapping[str, Originals]":
     """Check photographs as `vitctl data shards` does, and return what their shards would hold.
 
@@ -173,6 +191,7 @@ def check_photographs(
         photographs: their path.
         out: gets the list of files that are left out; None: nothing is written.
         bad: of --bad; "keep" decodes nothing.
+        known: as for `check_originals`.
 
     Raises DataError, whose message ends with a `vitctl data shards` command.
     """
@@ -181,7 +200,8 @@ def check_photographs(
         ["data", "shards", photographs, shards],
         f"; then train on them with --data {typed(shards)}",
     )
-    return _checked_splits(originals, photographs, out, bad, [], [], number_of_workers(-1), command, then)
+    workers = number_of_workers(-1)
+    return _checked_splits(originals, photographs, out, bad, [], [], workers, command, then, known)
 
 
 def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., Index]") -> None:
@@ -223,6 +243,7 @@ def _checked_splits(
     workers: int,
     command: Sequence[str],
     then: str = "",
+    known: "Mapping[str, Known] | None" = None,
 ) -> "Mapping[str, Originals]":
     """Return the splits of a source without unusable files, which are printed.
 
@@ -242,7 +263,7 @@ def _checked_splits(
     total = sum(len(split.items) for split in originals.values())
     with progress_bar("checking images") as progress:
         done = adding(progress, total)
-        options: Any = {"bad": bad, "drop": drop, "keep": keep}
+        options: Any = {"bad": bad, "drop": drop, "keep": keep, "known": known}
         intake = check_originals(originals, workers=workers, done=done, **options)
     stops = bad == "stop" and bool(intake.bad)
     _print_intake(intake, out, stops=stops)

@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import tarfile
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +21,14 @@ from vitctl.cli.data_commands import shards_of
 from vitctl.cli.run_job import with_shards
 from vitctl.cli.show.measurements import BenchOptions, chosen_recipe
 from vitctl.data.datasets.catalog import is_photographs, open_originals, open_split
-from vitctl.data.datasets.converted import fingerprint, list_converted
+from vitctl.data.datasets.converted import LOOKED, RECORD, fingerprint, list_converted, shards_folder
 from vitctl.data.source.views import Source
+from vitctl.data.writer.intake import check_image
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.given_images import find_images
 from vitctl.jobs.predict import known_classes
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.system.files import lock
 
 CLASSES, COUNT = ("cat", "dog", "elk"), 4
 Place = Callable[[Path], Path]
@@ -176,6 +179,50 @@ def test_photographs__are_seen_to_change_and_are_converted_again_only_then(
     os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
     assert (file.stat().st_size, file.stat().st_mtime_ns) == (about.st_size, about.st_mtime_ns)
     assert shards_of(str(source), runs) != first
+
+
+def bytes_of(shards: Path) -> dict[str, bytes]:
+    files = [path for path in shards.rglob("*") if path.is_file() and path.name != RECORD]
+    return {str(path.relative_to(shards)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("door", few(["folders", "imagefolder", "zip"], "folders", "zip"))
+def test_photographs__of_which_some_changed_are_not_all_decoded_and_the_shards_are_as_if_they_were(
+    door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    source, runs = DOORS[door](tmp_path), tmp_path / "runs"
+    first = shards_of(str(source), runs)
+    if door == "zip":
+        with zipfile.ZipFile(source, "a") as archive:
+            archive.writestr("photos/cat/new.jpg", photo("cat", 77))
+    else:
+        next(source.rglob("dog1.jpg")).write_bytes(photo("cat", 77))
+
+    def check(data: bytes) -> tuple[str, bytes]:
+        assert data == photo("cat", 77), "decoded again"
+        return check_image(data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vitctl.data.writer.intake.check_image", check)
+        second = shards_of(str(source), runs)
+    assert first != second and bytes_of(second) == bytes_of(shards_of(str(source), tmp_path / "fresh"))
+
+
+def test_photographs__that_another_command_converts_are_waited_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A lock on the folder of the shards, which ends with its process, and leaves no file."""
+    source, runs = folders(tmp_path), tmp_path / "runs"
+    out, _ = shards_folder(str(source), runs, open_originals(str(source)))
+    out.mkdir(parents=True)
+    descriptor = os.open(out, os.O_RDONLY)
+    assert lock(descriptor)
+    timer = threading.Timer(0.3, os.close, [descriptor])
+    timer.start()
+    assert shards_of(str(source), runs) == out
+    assert "waiting for another command, which writes" in capfd.readouterr().out
+    assert {path.name for path in out.iterdir()} == {"train", RECORD, LOOKED}
 
 
 @pytest.mark.parametrize(
