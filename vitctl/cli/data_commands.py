@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from vitctl.cli import completion
-from vitctl.cli.flags import Workers
+from vitctl.cli.flags import COLUMNS, Workers
 from vitctl.system import limits
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import bytes_text, count_text, one_line, typed
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Make, index and check WebDataset shards.", no_args_is_help=True)
 Root = Annotated[Path, typer.Option("--root", help="Folder of known data sets, one folder each")]
+Columns = Annotated[str, typer.Option("--columns", help=COLUMNS)]
 DATA = Path("data")
 MIB = 1 << 20
 _LEAST_LINES = 10  # lines about unusable files, however small the terminal
@@ -54,6 +55,7 @@ def shards(
     download: Annotated[
         bool, typer.Option("--download", help="Download missing files, for torchvision:NAME")
     ] = False,
+    columns: Columns = "",
     workers: Workers = -1,
     max_side: Annotated[
         int | None,
@@ -93,7 +95,7 @@ def shards(
 
     ignore_output_errors()
     check_free("OUT", out, [Path(source)])
-    originals = open_originals(source, download=download, root=root)
+    originals = open_originals(source, download=download, root=root, columns=columns)
     drop, keep = drop_class or [], keep_class or []
     splits = _checked_splits(
         originals, source, out, bad, drop, keep, number_of_workers(workers), sys.argv[1:]
@@ -121,12 +123,13 @@ def number_of_workers(workers: int) -> int:
     return default_workers() if workers < 0 else workers
 
 
-def shards_of(photographs: str, runs: Path) -> Path:
+def shards_of(photographs: str, runs: Path, columns: str = "") -> Path:
     """Convert photographs to shards beside the runs, once for each content.
 
     Args:
         photographs: a path with images that are no shards.
         runs: folder of run folders.
+        columns: see `open_split`.
 
     Returns:
         the folder of shards.
@@ -149,10 +152,10 @@ def shards_of(photographs: str, runs: Path) -> Path:
     from vitctl.errors import DataError
     from vitctl.system.files import lock, opened_folder
 
-    state = fingerprint(photographs)
+    state = fingerprint(photographs, columns)
     out = find_shards(runs, state)
     if out is None:
-        originals = open_originals(photographs)
+        originals = open_originals(photographs, columns=columns)
         out, known = shards_folder(photographs, runs, originals)
         if Path(photographs).is_dir() and out.resolve().is_relative_to(Path(photographs).resolve()):
             text = f"its shards would be written into it, to {out}"
@@ -166,7 +169,7 @@ def shards_of(photographs: str, runs: Path) -> Path:
                 say(f"{photographs}: writing its photos as shards to {out}")
                 splits = check_photographs(originals, photographs, out, "stop", known)
                 _write(splits, out, partial(write_originals, seed=0, workers=number_of_workers(-1)))
-                if find_splits(out).keys() != splits.keys() or fingerprint(photographs) != state:
+                if find_splits(out).keys() != splits.keys() or fingerprint(photographs, columns) != state:
                     text = "changed while its shards were written"
                     raise DataError(photographs, text, "run the same command again")
                 keep_looked(out, known)

@@ -64,6 +64,7 @@ def run_job(
         overrides += started_processes(member, batch, overrides)
         is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
         loaded = load_recipe(recipe, overrides, job=job)
+    check_there(loaded)
     runs = out.parent if out else Path("runs")
     loaded = with_shards(loaded, runs, dry_run=dry_run, is_alone=is_alone, out=out)
     loaded = fitted(loaded, with_timeout=dry_run)
@@ -94,6 +95,24 @@ def check_out(out: Path, what: str = "a run") -> None:
     check_not_foreign(out, what=what)
     if not out.exists():
         check_place("--out", out)
+
+
+def check_there(loaded: "Loaded") -> None:
+    """Say what --data takes if it names nothing at all, and nothing like it is there."""
+    from vitctl.data.source.locate import no_index
+    from vitctl.errors import DataError
+    from vitctl.jobs.inputs.checks import check_not_missing
+
+    path = getattr(getattr(loaded.recipe, "data", None), "path", "")
+    if not path or set(path) & set("*?[{,:@") or path.endswith(".tar") or Path(path).exists():
+        return
+    error = no_index(path)
+    if not error.fix and not any(above.is_file() for above in Path(path).parents):
+        if getattr(getattr(loaded.recipe, "weights", None), "source", "") == "newest":
+            check_not_missing(loaded.recipe)
+        raise DataError(
+            path, error.what, "--data takes a folder of class folders or of shards, a table or an archive"
+        )
 
 
 def finetune_recipe(overrides: "list[Override]", *, downloads: bool) -> str:
@@ -227,15 +246,16 @@ def with_shards(
     from vitctl.recipe.schema import Evaluate, FrozenRecipe
 
     data = getattr(loaded.recipe, "data", None)
-    if not isinstance(data, Place) or not is_photographs(data.path):
+    if not isinstance(data, Place) or not is_photographs(data.path, data.columns):
         return loaded
     if dry_run:
         from vitctl.data.datasets.converted import find_shards, fingerprint
 
-        if find_shards(runs, fingerprint(data.path)) is None:
+        if find_shards(runs, fingerprint(data.path, data.columns)) is None:
             place = runs / "shards" / Path(data.path).resolve().name
             print(f"{data.path}: photos; their shards would be written to {place}-...")
-            check_photographs(open_originals(data.path), data.path, None, "keep")
+            originals = open_originals(data.path, columns=data.columns)
+            check_photographs(originals, data.path, None, "keep")
             return loaded
     elif not is_alone:
         raise DataError(
@@ -254,8 +274,9 @@ def with_shards(
         match fit_splits(loaded)[0].recipe:
             case FrozenRecipe() | Evaluate() as recipe:
                 plan_scoring(recipe)  # raises what the job would raise
-    shards = str(shards_of(data.path, runs))
-    return with_overrides(loaded, [Override("data.path", shards, "shards of photographs")])
+    shards = str(shards_of(data.path, runs, data.columns))
+    values = {"data.path": shards, **({"data.columns": ""} if data.columns else {})}
+    return with_overrides(loaded, [Override(*one, "shards of photographs") for one in values.items()])
 
 
 def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":

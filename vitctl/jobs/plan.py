@@ -597,14 +597,14 @@ def _counted(data: Place, split: str) -> _Size:
     if trained is not None and trained.synthetic:
         classes = find_data_set(data.dataset).num_classes if data.dataset else ASSUMED_CLASSES
         return _Size(trained.synthetic, classes, "synthetic images", [])
-    if is_photographs(data.path):
+    if is_photographs(data.path, data.columns):
         source = open_recipe_split(data, split, None)
         size = subset_size(trained, len(source)) if trained else len(source)
         notes = _group_notes(data, split, source)
         return _Size(size, len(source.class_names), f"{data.path}, photographs", notes, source)
     place = data.path or (str(Path(data.root) / find_data_set(data.dataset).name) if data.dataset else "")
     parts = trained.mixture if trained else ()
-    if parts or (place and locate_splits(place, split, makes_index=bool(data.path))):
+    if parts or (place and locate_splits(place, split, makes_index=bool(data.path), columns=data.columns)):
         # The names of remote images decide what a range holds, but they are in shards that are not read here.
         counted = any(is_remote(at) for at in (place, *(part.path for part in parts)))
         if trained:

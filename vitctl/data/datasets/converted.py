@@ -15,7 +15,6 @@ from pathlib import Path
 
 import PIL
 
-import vitctl
 from vitctl.data.datasets.catalog import listed_files
 from vitctl.data.shards.index import INDEX_FILE
 from vitctl.data.writer.intake import Item, Known, Originals, read_item
@@ -27,18 +26,18 @@ from vitctl.system.pool import default_workers, run_each
 RECORD = "photographs.json"  # in a folder of shards, written last: what they were made of
 LOOKED = "looked.json"  # beside it: what the check found of each image, by the digest of its bytes
 SHARDS = "shards"  # folder beside the runs
-_BY = f"vitctl {vitctl.__version__}, Pillow {PIL.__version__}"
+_BY = f"1, Pillow {PIL.__version__}"  # who looked; the number rises when `check_image` changes
 _MOST_STATES, _IMAGES_PER_TASK, _ENOUGH_FOR_WORKERS = 20, 64, 2_000
 
 
-def fingerprint(path: str) -> str:
+def fingerprint(path: str, columns: str = "") -> str:
     """Return a digest of the names and states of the files of a folder or a table, or of an archive; no image
     is read.
     """
-    files = listed_files(Path(path)) or [Path(path)] * os.path.isfile(path)
+    files = listed_files(Path(path), columns) or [Path(path)] * os.path.isfile(path)
     files = files or [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     states = sorted((os.path.relpath(file, path), file_state(file)) for file in files)
-    return hashlib.sha256(repr(states).encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256((repr(states) + columns).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def shards_folder(path: str, runs: Path, splits: Mapping[str, Originals]) -> tuple[Path, dict[str, Known]]:

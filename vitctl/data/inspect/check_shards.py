@@ -202,7 +202,7 @@ def _shard_problems(own: Index, address: str) -> list[Problem]:
         return Problem(shard.name, kind, text, f"{address}: {text}")
 
     try:
-        scan = read_shard(path, own.members)
+        scan = read_shard(path, own.members).named(own.class_names)
     except DataError as error:
         return [problem("damaged shard", str(error).removeprefix(f"{path}: "))]
     other_bytes = (

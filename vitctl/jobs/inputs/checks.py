@@ -116,8 +116,10 @@ def fit_splits(loaded: Loaded) -> tuple[Loaded, str]:
     if not data.path:
         return loaded, ""
     try:
-        photographs = is_photographs(data.path)
-        found = list(original_splits(data.path) if photographs else locate_splits(data.path, _ASKED_FOR))
+        if is_photographs(data.path, data.columns):
+            found = list(original_splits(data.path, data.columns))
+        else:
+            found = list(locate_splits(data.path, _ASKED_FOR, columns=data.columns))
     except DataError as error:
         if isinstance(error, GaveUpError) or not is_remote(data.path):
             raise
