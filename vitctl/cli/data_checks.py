@@ -65,7 +65,7 @@ def check(
     from vitctl.errors import DataError
     from vitctl.system.remote import is_remote
 
-    photographs = is_photographs(folder, columns)
+    photographs = is_photographs(folder)
     is_name = not (photographs or is_remote(folder) or Path(folder).exists())
     text = str(_check_known(folder, root)) if is_name else folder
     if photographs:
@@ -324,7 +324,7 @@ def _opened(folder: str, columns: str) -> "Mapping[str, Source]":
     from vitctl.data.datasets.catalog import is_photographs, original_splits
     from vitctl.data.source.locate import locate_all_splits
 
-    if is_photographs(folder, columns):
+    if is_photographs(folder):
         return original_splits(folder, columns)
     return {split: place.open(0) for split, place in locate_all_splits(folder, columns).items()}
 

@@ -64,7 +64,6 @@ def run_job(
         overrides += started_processes(member, batch, overrides)
         is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
         loaded = load_recipe(recipe, overrides, job=job)
-    check_there(loaded)
     runs = out.parent if out else Path("runs")
     loaded = with_shards(loaded, runs, dry_run=dry_run, is_alone=is_alone, out=out)
     loaded = fitted(loaded, with_timeout=dry_run)
@@ -95,24 +94,6 @@ def check_out(out: Path, what: str = "a run") -> None:
     check_not_foreign(out, what=what)
     if not out.exists():
         check_place("--out", out)
-
-
-def check_there(loaded: "Loaded") -> None:
-    """Say what --data takes if it names nothing at all, and nothing like it is there."""
-    from vitctl.data.source.locate import no_index
-    from vitctl.errors import DataError
-    from vitctl.jobs.inputs.checks import check_not_missing
-
-    path = getattr(getattr(loaded.recipe, "data", None), "path", "")
-    if not path or set(path) & set("*?[{,:@") or path.endswith(".tar") or Path(path).exists():
-        return
-    error = no_index(path)
-    if not error.fix and not any(above.is_file() for above in Path(path).parents):
-        if getattr(getattr(loaded.recipe, "weights", None), "source", "") == "newest":
-            check_not_missing(loaded.recipe)
-        raise DataError(
-            path, error.what, "--data takes a folder of class folders or of shards, a table or an archive"
-        )
 
 
 def finetune_recipe(overrides: "list[Override]", *, downloads: bool) -> str:
@@ -246,7 +227,7 @@ def with_shards(
     from vitctl.recipe.schema import Evaluate, FrozenRecipe
 
     data = getattr(loaded.recipe, "data", None)
-    if not isinstance(data, Place) or not is_photographs(data.path, data.columns):
+    if not isinstance(data, Place) or not is_photographs(data.path):
         return loaded
     if dry_run:
         from vitctl.data.datasets.converted import find_shards, fingerprint

@@ -597,7 +597,7 @@ def _counted(data: Place, split: str) -> _Size:
     if trained is not None and trained.synthetic:
         classes = find_data_set(data.dataset).num_classes if data.dataset else ASSUMED_CLASSES
         return _Size(trained.synthetic, classes, "synthetic images", [])
-    if is_photographs(data.path, data.columns):
+    if is_photographs(data.path):
         source = open_recipe_split(data, split, None)
         size = subset_size(trained, len(source)) if trained else len(source)
         notes = _group_notes(data, split, source)

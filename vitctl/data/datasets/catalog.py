@@ -128,7 +128,7 @@ def open_split(
         DataError: one line that says what is missing and how to get it.
     """
     path = str(path)
-    if is_photographs(path, columns):
+    if is_photographs(path):
         return select(split, original_splits(path, columns), path, group_by)
     folder = path or str(_folder(split, dataset, root, scratch))
     splits = locate_splits(folder, split, makes_index=bool(path), columns=columns)
@@ -285,7 +285,7 @@ def open_originals(
         return read(path, columns)
 
 
-def is_photographs(path: str, columns: str = "") -> bool:
+def is_photographs(path: str) -> bool:
     """Return whether a path has images that are no shards: a local folder with class folders or with a table,
     a table, or an archive of one of these.
     """
@@ -295,7 +295,10 @@ def is_photographs(path: str, columns: str = "") -> bool:
         return suffix in FILES and (suffix != ".tar" or is_class_tar(place))
     if not path or not place.is_dir() or find_splits(place) or next(tars(place), None):
         return False
-    return any((one.is_dir() and one.name[0] != ".") or lists_images(one, columns) for one in place.iterdir())
+    tables = (*TABLES, ".parquet")
+    return any(
+        (one.is_dir() and one.name[0] != ".") or one.suffix.lower() in tables for one in place.iterdir()
+    )
 
 
 def _in_archive(path: Path) -> Path:
@@ -318,22 +321,19 @@ def original_splits(path: str, columns: str = "") -> dict[str, Source]:
 def _open_arrays(path: Path, columns: str) -> dict[str, Originals]:
     from vitctl.data.datasets.readers.arrays import read_pairs
 
-    _check_no_columns(path, columns)
-    return read_pairs(path)
+    return read_pairs(_without(columns, path))
 
 
-def _check_no_columns(path: Path, columns: str) -> None:
+def _without(columns: str, path: Path) -> Path:
     if columns:
         raise DataError(f"--columns {columns}", f"{path} has no table", "leave it out")
+    return path
 
 
 def _open_tar(path: Path, columns: str) -> dict[str, Originals]:
     """Open a plain tar. It stays packed, unless a table in it lists its images."""
     names = [name for name, *_ in read_archive(path).files]
-    if tables_in(names):
-        return _open_packed(path, columns)
-    _check_no_columns(path, columns)
-    return read_class_tar(path)
+    return _open_packed(path, columns) if tables_in(names) else read_class_tar(_without(columns, path))
 
 
 def listed_files(path: Path, columns: str = "") -> list[Path]:
@@ -383,10 +383,7 @@ def _open_folder(folder: Path, columns: str) -> dict[str, Originals]:
         check_one_kind(folder, tar)
     if tar and not sort_files(folder)[0]:
         return {split: _read_shards(place.folder) for split, place in locate_splits(str(folder), "").items()}
-    if listed := read_listed(folder, columns):
-        return listed
-    _check_no_columns(folder, columns)
-    return read_class_folder(folder)
+    return read_listed(folder, columns) or read_class_folder(_without(columns, folder))
 
 
 def read_listed(folder: Path, columns: str = "") -> dict[str, Originals]:

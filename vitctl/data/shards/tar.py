@@ -268,6 +268,7 @@ LABEL_EXTENSIONS = ("cls", "json", "cls.txt", "txt")
 _JSON_LABELS = ("label", "cls", "labels")  # numbers, or a text
 _JSON_TEXTS = ("class", "class_name", "label_name", "category", "caption")
 _MAX_LABELS = 256
+_NAMED = "write the number or the name of each class, or say where it is with --columns label=FIELD"
 _DIGITS = re.compile(rb"\s*-?[0-9]+\s*")
 
 
@@ -383,20 +384,16 @@ def read_shard(path: Path, fields: Fields = Fields(), *, ends: bool = False) -> 
 
 def _number_texts(path: Path, samples: Sequence[_Sample]) -> tuple[str, ...]:
     """Set the labels of samples that have texts for them, and return the texts in label order."""
-    chosen = dict[str, str]()
-    for sample in samples:
-        texts = sample.texts if _labels(sample) is None else {}
-        if len({*texts.values()}) > 1:
-            shown = ", ".join(f"{name} {one_line(text[:40])!r}" for name, text in texts.items())
-            fix = f"name the label, such as --columns label={next(iter(texts))}"
-            raise DataError(f"{path}: sample {sample.key}", f"has several texts: {shown}", fix)
-        if texts:
-            chosen[sample.key] = next(iter(texts.values()))
-    names = sorted({*chosen.values()})
+    texts = [sample.texts if _labels(sample) is None else {} for sample in samples]
+    names = sorted({text for found in texts for text in found.values()})
     numbers = {name: number for number, name in enumerate(names)}
-    for sample in samples:
-        if sample.key in chosen:
-            sample.label = numbers[chosen[sample.key]]
+    for sample, found in zip(samples, texts, strict=True):
+        if len({*found.values()}) > 1:
+            shown = ", ".join(f"{name} {one_line(text[:40])!r}" for name, text in found.items())
+            fix = f"name the label, such as --columns label={next(iter(found))}"
+            raise DataError(f"{path}: sample {sample.key}", f"has several texts: {shown}", fix)
+        if found:
+            sample.label = numbers[next(iter(found.values()))]
         elif names and _labels(sample) not in (None, (-1,)):
             text = f"has a number as its label, and others texts such as {one_line(names[0][:40])!r}"
             raise DataError(f"{path}: sample {sample.key}", text, "write all of them in one way")
@@ -502,19 +499,19 @@ def _label(
         if not isinstance(values, dict):
             return None
         name = fields.label.partition(":")[2]
-        usual = (name,) if name else _JSON_LABELS
-        value = next((values[one] for one in usual if values.get(one) is not None), None)
-        if value is None and not name:
-            value = next((values[one] for one in _JSON_TEXTS if type(values.get(one)) is int), None)
+        usual = (name,) if name else _JSON_LABELS + _JSON_TEXTS
+        taken = [one for one in usual if one not in _JSON_TEXTS or name or type(values.get(one)) is int]
+        value = next((values[one] for one in taken if values.get(one) is not None), None)
         if value is None or _class_text(value):
-            texts = {one: _class_text(values.get(one)) for one in ((name,) if name else usual + _JSON_TEXTS)}
-            return {one: text for one, text in texts.items() if text} or None
+            return {one: given for one in usual if (given := _class_text(values.get(one)))} or None
         if isinstance(value, list):
             return tuple(value) if all(type(one) is int for one in value) else None
         return None if value is None else _integer(value)
     except (ValueError, TypeError, RecursionError):
         shown = text[:40].decode(errors="replace")
-        raise DataError(path, f"{member.name} holds {shown!r}, should hold an integer label") from None
+        raise DataError(
+            path, f"{member.name} holds {shown!r}, should hold an integer label", _NAMED
+        ) from None
 
 
 def _class_text(value: object) -> str:

@@ -176,28 +176,25 @@ def locate_splits(
     return {name: replace(place, shards=chosen) for name, place in found.items()}
 
 
-def no_index(path: str, split: str = "train") -> DataError:
-    """Return the error for a location without an index, with a fix."""
+def no_index(path: str, split: str = "train", fix: str = "") -> DataError:
+    """Return the error for a location without an index, with a fix; `fix` is for one with nothing there."""
     if is_remote(path):
         what = f"neither index.json nor {split}/index.json there"
         return DataError(path, what, "`vitctl data index URL... --out FOLDER` writes one")
     folder = Path(path)
     if not folder.exists():
         near = nearest(folder.name, [one.name for one in folder.parent.glob("*/")], 1)
-        return DataError(path, "no such folder", did_you_mean(str(folder.parent / name) for name in near))
+        return DataError(
+            path, "no such folder", did_you_mean(str(folder.parent / name) for name in near) or fix
+        )
     if folder.is_dir() and not any(folder.iterdir()):
         return DataError(path, "is empty", "should be a folder of shards made by `vitctl data shards`")
     shard = next(tars(folder), None)
-    is_file = not folder.is_dir()
-    inside = [folder] if is_file else [*folder.iterdir()]
-    if shard is None and any(one.suffix.lower() in (*TABLES, ".parquet") or one.is_dir() for one in inside):
-        out = typed(f"{folder.with_suffix('') if is_file else path.rstrip('/')}-shards")
-        tables = [one for one in inside if one.suffix.lower() in TABLES]
-        source = path if any(one.is_dir() for one in inside) or not tables else tables[0]
-        fix = f"make them with `vitctl data shards {typed(source)} {out}`, then give {out} instead"
-        return DataError(path, "holds no shards", fix)
     if shard is None:
-        fix = _UNPACK if is_file else "put its images into class folders"
+        fix = _UNPACK if folder.is_file() else "put its images into class folders"
+        if folder.suffix.lower() in (*TABLES, ".parquet") or any(folder.glob("*/")):
+            out = typed(f"{path.rstrip('/')}-shards")
+            fix = f"make them with `vitctl data shards {typed(path)} {out}`, then give {out} instead"
         return DataError(path, "holds no shards", fix)
     return DataError(
         path,
@@ -420,8 +417,6 @@ def _index(folder: Path, paths: Sequence[Path], fields: Fields) -> None:
         shards = f"{path.with_suffix('')}-shards"
         command = f"{pack}vitctl data shards {typed(path)} {typed(shards)}"
         fix = _UNPACK if "uncompressed" in str(error) else f"if these are not shards, make some: `{command}`"
-        if "integer label" in str(error):
-            fix = "write the number of each class, and name the classes with `vitctl data index --classes`"
         raise DataError(error, fix=fix) from None
     finally:
         _show(end)

@@ -114,7 +114,7 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | _
     path = Path(text)
     if os.path.lexists(path):
         is_image = path.suffix.lower().removeprefix(".") in IMAGE_EXTENSIONS
-        if not is_image and is_photographs(text, place.columns) and (split or path.is_file()):
+        if not is_image and is_photographs(text) and (split or path.is_file()):
             if split:
                 return [_shards(text, split, place, note)]
             return [*original_splits(text, place.columns).values()]

@@ -174,8 +174,8 @@ def parse_columns(named: str) -> dict[str, str]:
     parts = [part.partition("=") for part in named.split(",") if part.strip()]
     found = {_ROLES.get(role.strip().lower(), ""): name.strip() for role, _, name in parts}
     if "" in {*found, *found.values()} or len(found) < len(parts):
-        text = "should be image=COLUMN,label=COLUMN, perhaps with split=COLUMN; or labels=COLUMN"
-        raise DataError(f"--columns {named}", text, "give each of them once")
+        text = "should be image=COLUMN,label=COLUMN or image=COLUMN,labels=COLUMN"
+        raise DataError(f"--columns {named}", text, "split=COLUMN may follow, and each is given once")
     return found
 
 
