@@ -84,6 +84,7 @@ MISTAKES = [
     Mistake("pretrain -r finetune --data PHOTOS", "'finetune'", "not for `vitctl pre", "`vitctl finetune`"),
     # Data
     Mistake(f"{ON} PHOTO", "PHOTO", "no such folder", "did you mean PHOTOS?"),
+    Mistake(f"{ON} elsewhere", "elsewhere", "no such folder", "--data takes a folder of class folders"),
     Mistake(f"{ON} flat", "flat", "holds no", "class folders"),
     Mistake(f"{ON} texts", "texts", "no images found", "<class>/<image>"),
     Mistake(f"{ON} columns.csv", "columns.csv", "columns are file_id,kind", "path,label"),

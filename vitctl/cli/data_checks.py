@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vitctl.cli.data_commands import DATA, Root, app, number_of_workers
+from vitctl.cli.data_commands import DATA, Columns, Root, app, number_of_workers, shards_of
 from vitctl.cli.flags import Workers
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import bytes_text, count_text, one_line, typed
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from vitctl.data.inspect.duplicates import Found
     from vitctl.data.inspect.overview import Stats
     from vitctl.data.shards.index import Index
+    from vitctl.data.source.views import Source
 
 Place = Annotated[
     str,
     typer.Argument(
-        metavar="FOLDER", help="Folder of shards or splits, or its address: https://, s3://, gs://, hf://"
+        metavar="DATA", help="What --data takes: shards, class folders, a table, an archive, or an address"
     ),
 ]
 _SHOWN_CLASSES, _SHOWN_PROBLEMS, _SHOWN_LABELS, _SHOWN_PAIRS = 12, 100, 100, 20
@@ -37,13 +38,15 @@ def check(
     folder: Annotated[
         str,
         typer.Argument(
-            metavar="FOLDER", help="Folder of shards or splits, or its address; or a known data set, or vtab"
+            metavar="DATA",
+            help="What --data takes, of photographs the shards are made; or a known data set, or vtab",
         ),
     ],
     quick: Annotated[
         bool, typer.Option("--quick", help="Decode 1,000 images of each split instead of reading everything")
     ] = False,
     root: Root = DATA,
+    columns: Columns = "",
     workers: Workers = -1,
     accept_labels: Annotated[
         bool, typer.Option("--accept-labels", help="Accept different labels for the same image")
@@ -54,6 +57,7 @@ def check(
     The same image with different labels is an error, except in a known data set or with --accept-labels.
     """
     from vitctl.cli.show.console import say
+    from vitctl.data.datasets.catalog import is_photographs
     from vitctl.data.inspect.check_shards import missing_images, unused_files
     from vitctl.data.shards.index import find_splits
     from vitctl.data.source.stores import ShardSource
@@ -61,8 +65,11 @@ def check(
     from vitctl.errors import DataError
     from vitctl.system.remote import is_remote
 
-    is_name = not is_remote(folder) and not Path(folder).exists()
+    photographs = is_photographs(folder)
+    is_name = not (photographs or is_remote(folder) or Path(folder).exists())
     text = str(_check_known(folder, root)) if is_name else folder
+    if photographs:
+        text = str(shards_of(folder, Path("runs"), columns))
     is_far = is_remote(text)
     problems, notes = ([], []) if is_far else unused_files(Path(text))
     if problems and not find_splits(Path(text)):
@@ -279,6 +286,7 @@ def _check_tasks(tasks: "Iterable[VtabTask]", root: Path) -> None:
 @app.command()
 def stats(
     folder: Place,
+    columns: Columns = "",
     images: Annotated[
         int, typer.Option("--images", help="Number of images to decode per split; 0: all", min=0)
     ] = 1000,
@@ -291,12 +299,10 @@ def stats(
     """
     from vitctl.cli.show.console import adding, progress_bar, say, show_table
     from vitctl.data.inspect.overview import measure
-    from vitctl.data.source.locate import locate_all_splits
     from vitctl.engine.journal import json_text
 
     measured: dict[str, Stats] = {}
-    for split, place in locate_all_splits(folder).items():
-        source = place.open(0)
+    for split, source in _opened(folder, columns).items():
         with progress_bar(f"measuring {split}") as progress:
             done = adding(progress, min(images or len(source), len(source)))
             measured[split] = measure(
@@ -305,12 +311,22 @@ def stats(
     if as_json:
         print(json_text({split: asdict(numbers) for split, numbers in measured.items()}, indent=1))
         return
-    columns = list(map(_column, measured.values()))
-    rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
+    shown = list(map(_column, measured.values()))
+    rows = [(name, *(column[name] for column in shown)) for name in shown[0]]
     show_table(("", *measured), rows)
     for split, numbers in measured.items():
         for note in numbers.notes:
             say(f"{split}: {note}")
+
+
+def _opened(folder: str, columns: str) -> "Mapping[str, Source]":
+    """Open every split of what --data takes: photographs where they are, and shards."""
+    from vitctl.data.datasets.catalog import is_photographs, original_splits
+    from vitctl.data.source.locate import locate_all_splits
+
+    if is_photographs(folder):
+        return original_splits(folder, columns)
+    return {split: place.open(0) for split, place in locate_all_splits(folder, columns).items()}
 
 
 def _column(numbers: "Stats") -> dict[str, str]:
@@ -349,6 +365,7 @@ def show(
         ),
     ] = 0,
     seed: Annotated[int, typer.Option("--seed", help="Random seed of the sample and of --augmented")] = 0,
+    columns: Columns = "",
     augmented: Annotated[
         bool,
         typer.Option("--augmented", help="Show training crops and flips beside each image"),
@@ -362,12 +379,11 @@ def show(
     from vitctl.cli.show.console import say
     from vitctl.data.images.transforms import TrainTransform
     from vitctl.data.inspect.overview import MARK, cell, choose, draw_sheet, save, show_augmented
-    from vitctl.data.source.locate import locate_all_splits
     from vitctl.errors import DataError, refuse, writing
     from vitctl.system.files import check_free
     from vitctl.system.remote import is_remote
 
-    splits = locate_all_splits(folder)
+    splits = _opened(folder, columns)
     name = split or next(iter(splits))
     refuse(
         DataError,
@@ -375,7 +391,7 @@ def show(
         (out.suffix.lower() != ".png", out, "should be the name of a .png file"),
     )
     check_free("OUT", out, [], MARK)
-    source = splits[name].open(0)
+    source = splits[name]
     last = folder.rstrip("/").rpartition("/")[2] if is_remote(folder) else Path(folder).resolve().name
     title = f"{last}, {name}" if last != name else name
     classes = count_text(len(source.class_names), "class", "classes")

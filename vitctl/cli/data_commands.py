@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from vitctl.cli import completion
-from vitctl.cli.flags import Workers
+from vitctl.cli.flags import COLUMNS, Workers
 from vitctl.system import limits
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import bytes_text, count_text, one_line, typed
 
 if TYPE_CHECKING:
     from vitctl.data.shards.index import Index
-    from vitctl.data.writer.intake import Intake, Originals
+    from vitctl.data.writer.intake import Intake, Known, Originals
 
 app = typer.Typer(help="Make, index and check WebDataset shards.", no_args_is_help=True)
 Root = Annotated[Path, typer.Option("--root", help="Folder of known data sets, one folder each")]
+Columns = Annotated[str, typer.Option("--columns", help=COLUMNS)]
 DATA = Path("data")
 MIB = 1 << 20
 _LEAST_LINES = 10  # lines about unusable files, however small the terminal
@@ -54,6 +55,7 @@ def shards(
     download: Annotated[
         bool, typer.Option("--download", help="Download missing files, for torchvision:NAME")
     ] = False,
+    columns: Columns = "",
     workers: Workers = -1,
     max_side: Annotated[
         int | None,
@@ -93,7 +95,7 @@ def shards(
 
     ignore_output_errors()
     check_free("OUT", out, [Path(source)])
-    originals = open_originals(source, download=download, root=root)
+    originals = open_originals(source, download=download, root=root, columns=columns)
     drop, keep = drop_class or [], keep_class or []
     splits = _checked_splits(
         originals, source, out, bad, drop, keep, number_of_workers(workers), sys.argv[1:]
@@ -121,12 +123,13 @@ def number_of_workers(workers: int) -> int:
     return default_workers() if workers < 0 else workers
 
 
-def shards_of(photographs: str, runs: Path) -> Path:
+def shards_of(photographs: str, runs: Path, columns: str = "") -> Path:
     """Convert photographs to shards beside the runs, once for each content.
 
     Args:
         photographs: a path with images that are no shards.
         runs: folder of run folders.
+        columns: see `open_split`.
 
     Returns:
         the folder of shards.
@@ -136,35 +139,53 @@ def shards_of(photographs: str, runs: Path) -> Path:
     """
     from vitctl.cli.show.console import say
     from vitctl.data.datasets.catalog import open_originals
-    from vitctl.data.datasets.converted import RECORD, find_shards, fingerprint, keep_record, shards_folder
+    from vitctl.data.datasets.converted import (
+        RECORD,
+        find_shards,
+        fingerprint,
+        keep_looked,
+        keep_record,
+        shards_folder,
+    )
     from vitctl.data.shards.index import find_splits
     from vitctl.data.writer.shard_writer import write_originals
     from vitctl.errors import DataError
+    from vitctl.system.files import lock, opened_folder
 
-    state = fingerprint(photographs)
+    state = fingerprint(photographs, columns)
     out = find_shards(runs, state)
     if out is None:
-        originals = open_originals(photographs)
-        out = shards_folder(photographs, runs, originals)
+        originals = open_originals(photographs, columns=columns)
+        out, known = shards_folder(photographs, runs, originals)
         if Path(photographs).is_dir() and out.resolve().is_relative_to(Path(photographs).resolve()):
             text = f"its shards would be written into it, to {out}"
             raise DataError(photographs, text, "start in another folder, or give --out with one elsewhere")
-        if not (out / RECORD).exists():
-            say(f"{photographs}: writing its photos as shards to {out}")
-            splits = check_photographs(originals, photographs, out, "stop")
-            _write(splits, out, partial(write_originals, seed=0, workers=number_of_workers(-1)))
-            if find_splits(out).keys() != splits.keys() or fingerprint(photographs) != state:
-                text = "changed while its shards were written"
-                raise DataError(photographs, text, "run the same command again")
-            keep_record(out, photographs, state)
-            return out
+        out.mkdir(parents=True, exist_ok=True)
+        with opened_folder(out) as descriptor:
+            if lock(descriptor) is False:
+                say(f"{photographs}: waiting for another command, which writes its photos to {out}")
+                lock(descriptor, waits=True)
+            if not (out / RECORD).exists():
+                say(f"{photographs}: writing its photos as shards to {out}")
+                splits = check_photographs(originals, photographs, out, "stop", known)
+                _write(splits, out, partial(write_originals, seed=0, workers=number_of_workers(-1)))
+                if find_splits(out).keys() != splits.keys() or fingerprint(photographs, columns) != state:
+                    text = "changed while its shards were written"
+                    raise DataError(photographs, text, "run the same command again")
+                keep_looked(out, known)
+                keep_record(out, photographs, state)
+                return out
         keep_record(out, photographs, state)
     say(f"{photographs}: unchanged; using the shards of its photos in {out}")
     return out
 
 
 def check_photographs(
-    originals: "dict[str, Originals]", photographs: str, out: Path | None, bad: str
+    originals: "dict[str, Originals]",
+    photographs: str,
+    out: Path | None,
+    bad: str,
+    known: "Mapping[str, Known] | None" = None,
 ) -> "Mapping[str, Originals]":
     """Check photographs as `vitctl data shards` does, and return what their shards would hold.
 
@@ -173,6 +194,7 @@ def check_photographs(
         photographs: their path.
         out: gets the list of files that are left out; None: nothing is written.
         bad: of --bad; "keep" decodes nothing.
+        known: as for `check_originals`.
 
     Raises DataError, whose message ends with a `vitctl data shards` command.
     """
@@ -181,7 +203,8 @@ def check_photographs(
         ["data", "shards", photographs, shards],
         f"; then train on them with --data {typed(shards)}",
     )
-    return _checked_splits(originals, photographs, out, bad, [], [], number_of_workers(-1), command, then)
+    workers = number_of_workers(-1)
+    return _checked_splits(originals, photographs, out, bad, [], [], workers, command, then, known)
 
 
 def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., Index]") -> None:
@@ -223,6 +246,7 @@ def _checked_splits(
     workers: int,
     command: Sequence[str],
     then: str = "",
+    known: "Mapping[str, Known] | None" = None,
 ) -> "Mapping[str, Originals]":
     """Return the splits of a source without unusable files, which are printed.
 
@@ -242,7 +266,7 @@ def _checked_splits(
     total = sum(len(split.items) for split in originals.values())
     with progress_bar("checking images") as progress:
         done = adding(progress, total)
-        options: Any = {"bad": bad, "drop": drop, "keep": keep}
+        options: Any = {"bad": bad, "drop": drop, "keep": keep, "known": known}
         intake = check_originals(originals, workers=workers, done=done, **options)
     stops = bad == "stop" and bool(intake.bad)
     _print_intake(intake, out, stops=stops)

@@ -105,6 +105,10 @@ _TRAIN = "pretrain finetune"
 _SCORE = "fewshot probe vtab evaluate"
 _BENCH = "bench_model bench_data"
 _LENGTH = "; a shorter run gets a shorter warm-up"
+COLUMNS = (
+    "Columns of a table, image=FILE,label=CLASS, also split= and labels=, or the label of WebDataset "
+    "samples, label=caption; default: by their usual names"
+)
 
 FLAGS = (
     Flag(
@@ -218,6 +222,13 @@ FLAGS = (
         str,
         "Folder or address of shards, see `vitctl data shards`",
         f"inspect resume {_BENCH}",
+    ),
+    Flag(
+        "--columns",
+        "data.columns",
+        str,
+        COLUMNS,
+        f"{_TRAIN} fewshot probe evaluate export predict inspect {_BENCH}",
     ),
     Flag(
         "--group-by",

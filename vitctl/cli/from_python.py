@@ -67,6 +67,7 @@ class FinetuneFlags(_Flags, total=False):
     """The flags of `vitctl finetune`."""
 
     data: str | Path
+    columns: str
     group_by: str
     dataset: str
     freeze: str
@@ -82,6 +83,7 @@ class FinetuneFlags(_Flags, total=False):
 class PredictFlags(_Flags, total=False):
     """The flags of `vitctl predict`."""
 
+    columns: str
     flip_average: bool
     batch: int
     device: str

@@ -232,10 +232,11 @@ def with_shards(
     if dry_run:
         from vitctl.data.datasets.converted import find_shards, fingerprint
 
-        if find_shards(runs, fingerprint(data.path)) is None:
+        if find_shards(runs, fingerprint(data.path, data.columns)) is None:
             place = runs / "shards" / Path(data.path).resolve().name
             print(f"{data.path}: photos; their shards would be written to {place}-...")
-            check_photographs(open_originals(data.path), data.path, None, "keep")
+            originals = open_originals(data.path, columns=data.columns)
+            check_photographs(originals, data.path, None, "keep")
             return loaded
     elif not is_alone:
         raise DataError(
@@ -254,8 +255,9 @@ def with_shards(
         match fit_splits(loaded)[0].recipe:
             case FrozenRecipe() | Evaluate() as recipe:
                 plan_scoring(recipe)  # raises what the job would raise
-    shards = str(shards_of(data.path, runs))
-    return with_overrides(loaded, [Override("data.path", shards, "shards of photographs")])
+    shards = str(shards_of(data.path, runs, data.columns))
+    values = {"data.path": shards, **({"data.columns": ""} if data.columns else {})}
+    return with_overrides(loaded, [Override(*one, "shards of photographs") for one in values.items()])
 
 
 def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":

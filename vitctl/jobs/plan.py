@@ -604,7 +604,7 @@ def _counted(data: Place, split: str) -> _Size:
         return _Size(size, len(source.class_names), f"{data.path}, photographs", notes, source)
     place = data.path or (str(Path(data.root) / find_data_set(data.dataset).name) if data.dataset else "")
     parts = trained.mixture if trained else ()
-    if parts or (place and locate_splits(place, split, makes_index=bool(data.path))):
+    if parts or (place and locate_splits(place, split, makes_index=bool(data.path), columns=data.columns)):
         # The names of remote images decide what a range holds, but they are in shards that are not read here.
         counted = any(is_remote(at) for at in (place, *(part.path for part in parts)))
         if trained:

@@ -280,7 +280,7 @@ def _with_earlier_formats(loaded: Loaded, before: Recipe | None, run_dir: Path) 
 
 _ALLOWED = ("data", "weights", "computation")
 _CHOOSES_IMAGES = tuple(
-    f"data.{name}" for name in ("path", "dataset", "root", "classes", "group_by", "mixture")
+    f"data.{name}" for name in ("path", "dataset", "root", "classes", "columns", "group_by", "mixture")
 )
 _CHOOSES_IMAGES += ("data.train_split", "data.eval_split", "data.subset")
 # A checkpoint holds what these decide, so that it cannot be resumed with others; rates are not in it.

@@ -100,6 +100,12 @@ class Place(Section):
         "TABLE.csv:COLUMN with the names in its column path; '': none",
         source="not in the paper",
     )
+    columns: str = knob(
+        "",
+        "names the columns of a table that data.path is, image=FILE,label=CLASS, also split= and labels=, or "
+        "the label of WebDataset samples without an index, label=caption; '': by their usual names",
+        source="not in the paper",
+    )
     exif_orientation: Orientation = knob(
         "auto",
         "apply: photographs are turned upright as their EXIF data says; ignore: used as stored, as in "

@@ -105,6 +105,8 @@ _ADDED: dict[str, Any] = {
     "data.lanes": 0,
     "data.group_by": "",
     "fewshot_probe.group_by": "",
+    "data.columns": "",
+    "fewshot_probe.columns": "",
     "evaluation.flip_average": False,
     "export.flip_average": False,
     **{

@@ -25,7 +25,7 @@ _COMMANDS = {
     "evaluate": {
         "evaluate": r".*",
         "predict": rf"{_OF_NETWORK}|machine\.workers|evaluation\.(batch_size|flip_average)"
-        r"|data\.(classes|cache_gib|group_by)",
+        r"|data\.(classes|cache_gib|columns|group_by)",
         "serve": rf"{_OF_NETWORK}|machine\.workers|evaluation\.flip_average",
         "inspect": rf"{_OF_NETWORK}|data\.(?!image_size).*|evaluation\.batch_size",
     },

@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import tarfile
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +21,16 @@ from vitctl.cli.data_commands import shards_of
 from vitctl.cli.run_job import with_shards
 from vitctl.cli.show.measurements import BenchOptions, chosen_recipe
 from vitctl.data.datasets.catalog import is_photographs, open_originals, open_split
-from vitctl.data.datasets.converted import fingerprint, list_converted
+from vitctl.data.datasets.converted import LOOKED, RECORD, fingerprint, list_converted, shards_folder
+from vitctl.data.inspect.check_shards import verify_index
+from vitctl.data.source.stores import ShardSource
 from vitctl.data.source.views import Source
+from vitctl.data.writer.intake import check_image
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.given_images import find_images
 from vitctl.jobs.predict import known_classes
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.system.files import lock
 
 CLASSES, COUNT = ("cat", "dog", "elk"), 4
 Place = Callable[[Path], Path]
@@ -178,6 +183,50 @@ def test_photographs__are_seen_to_change_and_are_converted_again_only_then(
     assert shards_of(str(source), runs) != first
 
 
+def bytes_of(shards: Path) -> dict[str, bytes]:
+    files = [path for path in shards.rglob("*") if path.is_file() and path.name != RECORD]
+    return {str(path.relative_to(shards)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("door", few(["folders", "imagefolder", "zip"], "folders", "zip"))
+def test_photographs__of_which_some_changed_are_not_all_decoded_and_the_shards_are_as_if_they_were(
+    door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    source, runs = DOORS[door](tmp_path), tmp_path / "runs"
+    first = shards_of(str(source), runs)
+    if door == "zip":
+        with zipfile.ZipFile(source, "a") as archive:
+            archive.writestr("photos/cat/new.jpg", photo("cat", 77))
+    else:
+        next(source.rglob("dog1.jpg")).write_bytes(photo("cat", 77))
+
+    def check(data: bytes) -> tuple[str, bytes]:
+        assert data == photo("cat", 77), "decoded again"
+        return check_image(data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vitctl.data.writer.intake.check_image", check)
+        second = shards_of(str(source), runs)
+    assert first != second and bytes_of(second) == bytes_of(shards_of(str(source), tmp_path / "fresh"))
+
+
+def test_photographs__that_another_command_converts_are_waited_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A lock on the folder of the shards, which ends with its process, and leaves no file."""
+    source, runs = folders(tmp_path), tmp_path / "runs"
+    out, _ = shards_folder(str(source), runs, open_originals(str(source)))
+    out.mkdir(parents=True)
+    descriptor = os.open(out, os.O_RDONLY)
+    assert lock(descriptor)
+    timer = threading.Timer(0.3, os.close, [descriptor])
+    timer.start()
+    assert shards_of(str(source), runs) == out
+    assert "waiting for another command, which writes" in capfd.readouterr().out
+    assert {path.name for path in out.iterdir()} == {"train", RECORD, LOOKED}
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -266,6 +315,172 @@ def test_zip__is_unpacked_again_where_files_are_gone(tmp_path: Path, monkeypatch
     before = len(open_originals(str(tmp_path / "photos.zip"))["train"].items)
     next((tmp_path / "cache").rglob("*.jpg")).unlink()
     assert len(open_originals(str(tmp_path / "photos.zip"))["train"].items) == before
+
+
+NAMED = table("label;bild;art;split", "7;{0}{1}.jpg;{0};x", gives_folder=True)
+COLUMNS = "image=bild,label=art"
+
+
+@pytest.mark.parametrize("make", [NAMED, packed("zip", NAMED)])
+def test_columns__that_are_named_are_those_of_every_door(
+    make: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    source, wanted = make(tmp_path), sorted((name, photo(name, number)) for name, number in ROWS)
+    with pytest.raises(DataError):
+        open_split("x", path=source)
+    assert read_all(open_split("x", path=source, columns=COLUMNS)) == wanted
+    given = [Override("data.path", str(source)), Override("data.columns", COLUMNS)]
+    data = load_recipe("evaluate", given).recipe.data  # type: ignore[union-attr]
+    assert read_all(*find_images([str(source)], data, stdin=io.BytesIO(), note=print)) == wanted
+    made = with_shards(load_recipe("smoke", given), Path("runs"), is_alone=True).recipe.data  # type: ignore[union-attr]
+    assert read_all(open_split("x", path=made.path)) == wanted and made.columns == ""
+    for columns, said in (
+        ("image=bild,label=klasse", "has no column 'klasse', which --columns names; it has label, bild, art"),
+        ("bild=image", "should be image=COLUMN,label=COLUMN"),
+        ("image=bild,path=bild", "should be image=COLUMN,label=COLUMN"),
+    ):
+        with pytest.raises(DataError, match=said):
+            open_split("x", path=next(tmp_path.rglob("labels.csv")), columns=columns)
+
+
+def test_columns__of_parquet_are_paths_or_images_and_of_what_has_none_are_refused(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    folder = flat(tmp_path)
+    names, labels = [f"{name}{number}.jpg" for name, number in ROWS], [name for name, _ in ROWS]
+    for column in (names, [(folder / name).read_bytes() for name in names]):
+        pq.write_table(pyarrow_table(bild=column, art=labels, label=labels), folder / "a.parquet")
+        opened = open_split("train", path=folder / "a.parquet", columns=COLUMNS)
+        assert read_all(opened) == sorted((name, photo(name, number)) for name, number in ROWS)
+    (folder / "a.parquet").unlink()
+    for place in (DOORS["tar"](tmp_path / "b"), folders(tmp_path / "c")):
+        with pytest.raises(DataError, match="has no table; leave it out"):
+            open_split("train", path=place, columns=COLUMNS)
+
+
+def pyarrow_table(**columns: list[object]) -> object:
+    return pytest.importorskip("pyarrow").table(columns)
+
+
+def kaggle(place: Path) -> Path:
+    """Kaggle's layout: train.csv with classes, test images, and a sample of a submission."""
+    folder = table("id,breed", "{0}{1},{0}", inside="train", name="train.csv", gives_folder=True)(place)
+    (folder / "test").mkdir()
+    (folder / "test/a.jpg").write_bytes(photo("elk", 99))
+    (folder / "sample_submission.csv").write_text("id,breed\na,cat\n")
+    (folder / "test.csv").write_text("id\na\n")
+    return folder
+
+
+@pytest.mark.parametrize("make", [kaggle, packed("zip", kaggle)])
+def test_kaggle__a_table_that_lists_none_of_the_images_is_left_out_and_said(
+    make: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    wanted = sorted((name, photo(name, number)) for name, number in ROWS)
+    assert read_all(open_split("train", path=make(tmp_path))) == wanted
+    assert "train.csv: taken; sample_submission.csv lists none of the images" in capfd.readouterr().err
+
+
+def test_archive__of_a_table_and_of_classes_or_of_two_tables_names_paths_that_can_be_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+
+    def make(place: Path, *names: str) -> Path:
+        folder = folders(place)
+        for name in names:
+            (folder / name).write_text("path,label\ncat/cat0.jpg,x\ndog/dog0.jpg,y\n")
+        return folder
+
+    for names, what in (
+        (["a.csv"], "the table a.csv and folders such as cat"),
+        (["a.csv", "b.csv"], "tables"),
+    ):
+        archive = packed("tgz", lambda place, names=names: make(place, *names))(tmp_path / str(len(names)))  # type: ignore[misc]
+        with pytest.raises(DataError) as caught:
+            open_originals(str(archive))
+        assert (caught.value.where, what in caught.value.what) == (str(archive), True)
+        assert f"{archive}/a.csv" in caught.value.fix and "cache" not in str(caught.value)
+        opened = open_split("train", path=f"{archive}/a.csv")
+        assert (len(opened), opened.class_names) == (2, ("x", "y"))
+        assert fingerprint(f"{archive}/a.csv") == fingerprint(f"{archive}/a.csv")
+
+
+def shard(place: Path, **members: str) -> Path:
+    """Samples as webdataset writes them: each extension with its text, {0} for the class, {1} the number."""
+    place.mkdir(exist_ok=True)
+    with tarfile.open(place / "s-0.tar", "w") as tar:
+        for name, number in ROWS:
+            texts = {"jpg": photo(name, number)}
+            texts |= {
+                one: text.replace("{0}", name).replace("{1}", str(number)).encode()
+                for one, text in members.items()
+            }
+            for extension, content in texts.items():
+                entry = tarfile.TarInfo(f"{name}{number}.{extension}")
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+    return place
+
+
+WORDS = {
+    "json": {"json": '{"label": "{0}", "url": "u"}'},
+    "class in json": {"json": '{"class": "{0}", "width": 7}'},
+    "cls": {"cls": "{0}"},
+    "cls.txt": {"cls.txt": " {0}\n"},
+    "img2dataset": {"txt": "{0}", "json": '{"caption": "{0}", "key": "{1}"}'},
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_webdataset__texts_are_classes_in_the_order_of_folders(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    place = shard(tmp_path / "train", **WORDS[kind])
+    shutil.copy(place / "s-0.tar", place / "s-1.tar")
+    opened = open_split("train", path=tmp_path)
+    assert opened.class_names == CLASSES
+    assert read_all(opened) == sorted(2 * [(name, photo(name, number)) for name, number in ROWS])
+    assert isinstance(opened, ShardSource)
+    assert all(not report.problems for report in [verify_index(opened.index)])
+
+
+def test_webdataset__several_texts_captions_and_numbers_beside_texts_are_refused_with_what_settles_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    place = shard(tmp_path / "train", json='{"caption": "a {0}, {1}", "class": "{0}"}', txt="{0} {1}")
+    with pytest.raises(DataError, match="several texts: class 'cat', caption 'a cat, 0', txt 'cat 0'; name"):
+        open_split("train", path=tmp_path)
+    for columns, classes in (("label=class", 3), ("label=txt", 12), ("label=json:caption", 12)):
+        assert len(open_split("train", path=tmp_path, columns=columns).class_names) == classes
+    shard(place, txt="the {0} no. {1}")
+    monkeypatch.setattr("vitctl.data.shards.indexing._FEW", 5)
+    with pytest.raises(DataError, match="for 12 images: captions rather than classes; name the label"):
+        open_split("train", path=tmp_path)
+    shutil.copy(shard(tmp_path / "other", cls="{1}") / "s-0.tar", place / "s-1.tar")
+    with pytest.raises(DataError, match=r"s-1\.tar has numbers as labels, other shards texts"):
+        open_split("train", path=tmp_path)
+
+
+@pytest.mark.parametrize("door", few(DOORS.keys(), "zip"))
+def test_data_check_stats_and_show__take_what_jobs_take(
+    door: str,
+    tmp_path: Path,
+    vitctl: Vitctl,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    source = DOORS[door](tmp_path)
+    said = vitctl("data", "stats", source, "--workers", 0)
+    assert said.code == 0 and "12" in said.out
+    assert not (tmp_path / "runs").exists()
+    assert vitctl("data", "show", source, "sheet.png").code == 0
+    said = vitctl("data", "check", source, "--workers", 0)
+    assert said.code == 0 and "train: 12 images, 12 decoded, 0 problems" in said.out
 
 
 def test_folder__of_a_table_and_of_classes_or_of_two_tables_is_refused(tmp_path: Path) -> None:

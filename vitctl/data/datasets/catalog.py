@@ -17,11 +17,13 @@ from vitctl.data.datasets.readers.imagenet import is_imagenet, read_imagenet
 from vitctl.data.datasets.readers.original_files import read_archive, unpacked
 from vitctl.data.datasets.readers.table import (
     FOLDERS,
+    lists_any,
     lists_images,
     names_an_image,
     read_parquet,
     read_split_tables,
     read_table,
+    say_once,
 )
 from vitctl.data.datasets.vtab import (
     in_vtab1k,
@@ -92,6 +94,7 @@ def open_split(
     whole: bool = True,
     group_by: str = "",
     counted_only: bool = False,
+    columns: str = "",
 ) -> Source:
     """Open the images of a split, by number.
 
@@ -114,6 +117,8 @@ def open_split(
         whole: refuse splits of a known set that lack some of its images.
         group_by: keep images that belong together on one side of a split, see `group_names`.
         counted_only: see `select`.
+        columns: names those of a table, `image=FILE,label=CLASS`, or the label of samples in shards without
+            an index, `label=caption`, where they are not recognised.
 
     Returns:
         the samples, numbered from 0: `len`, `class_names`, `labels`, `key` and `read`. They can be pickled
@@ -124,9 +129,9 @@ def open_split(
     """
     path = str(path)
     if is_photographs(path):
-        return select(split, original_splits(path), path, group_by)
+        return select(split, original_splits(path, columns), path, group_by)
     folder = path or str(_folder(split, dataset, root, scratch))
-    splits = locate_splits(folder, split, makes_index=bool(path))
+    splits = locate_splits(folder, split, makes_index=bool(path), columns=columns)
     if path and not splits:
         raise no_index(path, split)
     if dataset and not path and "train800" in splits:
@@ -215,14 +220,15 @@ def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Pa
             )
 
 
+_PACKED = (".zip", ".gz", ".tgz", ".bz2", ".xz", ".txz")
 # Readers of original files by suffix. To support another format, add a row here, and a function from its path
-# to its splits in `readers/`.
-FILES: dict[str, Callable[[Path], dict[str, Originals]]] = {
-    ".tar": lambda path: _open_tar(path),
+# and --columns to its splits in `readers/`.
+FILES: dict[str, Callable[[Path, str], dict[str, Originals]]] = {
+    ".tar": lambda path, columns: _open_tar(path, columns),
     **dict.fromkeys(TABLES, read_table),
-    **dict.fromkeys((".npz", ".npy"), lambda path: _open_arrays(path)),
-    ".parquet": lambda path: read_parquet([path]),
-    **dict.fromkeys((".zip", ".gz", ".tgz", ".bz2", ".xz", ".txz"), lambda path: _open_packed(path)),
+    **dict.fromkeys((".npz", ".npy"), lambda path, columns: _open_arrays(path, columns)),
+    ".parquet": lambda path, columns: read_parquet([path], columns),
+    **dict.fromkeys(_PACKED, lambda path, columns: _open_packed(path, columns)),
 }
 _TORCHVISION, _KNOWN = "torchvision:", "known:"
 _Arguments = tuple[dict[str, object], ...]
@@ -240,7 +246,9 @@ TORCHVISION_SETS: dict[str, tuple[str, str, _Arguments]] = {
 }
 
 
-def open_originals(source: str, *, download: bool = False, root: Path | None = None) -> dict[str, Originals]:
+def open_originals(
+    source: str, *, download: bool = False, root: Path | None = None, columns: str = ""
+) -> dict[str, Originals]:
     """Open the original files of a data set, to be written by `write_originals`.
 
     Args:
@@ -250,11 +258,12 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
             folder of shards.
         download: `torchvision:` only: download missing files.
         root: folder of the files of `torchvision:` (default `torchvision_data`) and `known:` (default NAME).
+        columns: see `open_split`.
 
     Raises:
         DataError: the source is none of these, or its reader refuses it.
     """
-    path = Path(source)
+    path = _in_archive(Path(source))
     with parsing(source, DataError):
         if source.startswith(_TORCHVISION):
             name = source.removeprefix(_TORCHVISION)
@@ -263,7 +272,7 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
             name = source.removeprefix(_KNOWN)
             return read_originals(name, root or Path(name))
         if path.is_dir():
-            return _open_folder(path)
+            return _open_folder(path, columns)
         if not path.is_file():
             raise DataError(source, "no such file or folder")
         read = FILES.get(path.suffix.lower())
@@ -273,60 +282,91 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
                 "should be class folders, an archive of them, a table (.csv, .jsonl, .parquet) or arrays",
                 "unpack other archives first",
             )
-        return read(path)
+        return read(path, columns)
 
 
 def is_photographs(path: str) -> bool:
     """Return whether a path has images that are no shards: a local folder with class folders or with a table,
     a table, or an archive of one of these.
     """
-    place = Path(path)
+    place = _in_archive(Path(path))
     if path and place.is_file():
         suffix = place.suffix.lower()
         return suffix in FILES and (suffix != ".tar" or is_class_tar(place))
     if not path or not place.is_dir() or find_splits(place) or next(tars(place), None):
         return False
-    return any((one.is_dir() and one.name[0] != ".") or lists_images(one) for one in place.iterdir())
+    tables = (*TABLES, ".parquet")
+    return any(
+        (one.is_dir() and one.name[0] != ".") or one.suffix.lower() in tables for one in place.iterdir()
+    )
 
 
-def original_splits(path: str) -> dict[str, Source]:
+def _in_archive(path: Path) -> Path:
+    """Return the unpacked file or folder for a path such as `photos.zip/train.csv`; another as it is."""
+    for above in path.parents if not path.exists() else ():
+        if above.is_file() and above.suffix.lower() in (".tar", *_PACKED):
+            return unpacked(above) / path.relative_to(above)
+    return path
+
+
+def original_splits(path: str, columns: str = "") -> dict[str, Source]:
     """Open photographs as the splits that their shards will have, in another order; nothing is decoded.
 
     Raises DataError.
     """
-    return {name: OriginalImages(name, originals) for name, originals in open_originals(path).items()}
+    opened = open_originals(path, columns=columns)
+    return {name: OriginalImages(name, originals) for name, originals in opened.items()}
 
 
-def _open_arrays(path: Path) -> dict[str, Originals]:
+def _open_arrays(path: Path, columns: str) -> dict[str, Originals]:
     from vitctl.data.datasets.readers.arrays import read_pairs
 
-    return read_pairs(path)
+    return read_pairs(_without(columns, path))
 
 
-def _open_tar(path: Path) -> dict[str, Originals]:
+def _without(columns: str, path: Path) -> Path:
+    if columns:
+        raise DataError(f"--columns {columns}", f"{path} has no table", "leave it out")
+    return path
+
+
+def _open_tar(path: Path, columns: str) -> dict[str, Originals]:
     """Open a plain tar. It stays packed, unless a table in it lists its images."""
     names = [name for name, *_ in read_archive(path).files]
-    return _open_packed(path) if tables_in(names) else read_class_tar(path)
+    return _open_packed(path, columns) if tables_in(names) else read_class_tar(_without(columns, path))
 
 
-def listed_files(path: Path) -> list[Path]:
+def listed_files(path: Path, columns: str = "") -> list[Path]:
     """Return the table at or in a path, followed by the images that it lists; empty without a table."""
-    table = path if lists_images(path) else table_of(path) if path.is_dir() else None
+    path = _in_archive(path)
+    table = path if lists_images(path, columns) else table_of(path, columns) if path.is_dir() else None
     if table is None:
         return []
-    items = [item for originals in read_table(table).values() for item in originals.items]
+    items = [item for originals in read_table(table, columns).values() for item in originals.items]
     return [table, *(table.parent / item.key for item in items)]
 
 
-def _open_packed(path: Path) -> dict[str, Originals]:
-    """Open an archive like a folder of the same content."""
-    splits = _open_folder(unpacked(path))
+def _open_packed(path: Path, columns: str) -> dict[str, Originals]:
+    """Open an archive like a folder of the same content, and name it in place of that."""
+    folder = str(unpacked(path))
+    try:
+        splits = _open_folder(Path(folder), columns)
+    except DataError as error:
+        said = (text.replace(folder, str(path)) for text in (error.where, error.what, error.fix))
+        raise DataError(*said) from None
     for item in (item for originals in splits.values() for item in originals.items if leads_out(item.key)):
         raise DataError(path, f"its table lists {one_line(item.key)}, which is outside the archive")
-    return {split: replace(originals, source=str(path)) for split, originals in splits.items()}
+    return {
+        split: replace(
+            originals,
+            source=str(path),
+            doubts=tuple(one._replace(text=one.text.replace(folder, str(path))) for one in originals.doubts),
+        )
+        for split, originals in splits.items()
+    }
 
 
-def _open_folder(folder: Path) -> dict[str, Originals]:
+def _open_folder(folder: Path, columns: str) -> dict[str, Originals]:
     if is_imagenet(folder):
         return read_imagenet(folder)
     if splits := find_splits(folder):
@@ -338,35 +378,35 @@ def _open_folder(folder: Path) -> dict[str, Originals]:
                 f"holds {tables[0].name} and images such as {one_line(images[0])}",
                 "give the table, or move it away",
             )
-        return read_parquet(tables)
+        return read_parquet(tables, columns)
     if tar := next(tars(folder), None):
         check_one_kind(folder, tar)
     if tar and not sort_files(folder)[0]:
         return {split: _read_shards(place.folder) for split, place in locate_splits(str(folder), "").items()}
-    return read_listed(folder) or read_class_folder(folder)
+    return read_listed(folder, columns) or read_class_folder(_without(columns, folder))
 
 
-def read_listed(folder: Path) -> dict[str, Originals]:
+def read_listed(folder: Path, columns: str = "") -> dict[str, Originals]:
     """Read a folder of images with a table, or with one in the folder of each split; {} where there is none.
 
     Raises DataError.
     """
-    if table := table_of(folder):
-        return read_table(table)
+    if table := table_of(folder, columns):
+        return read_table(table, columns)
     inside = {
         one.name: table
         for one in sorted(folder.iterdir())
         if one.name.lower() in ROLES and one.is_dir()
-        if (table := table_of(one))
+        if (table := table_of(one, columns))
     }
-    return read_split_tables(inside) if inside else {}
+    return read_split_tables(inside, columns) if inside else {}
 
 
-def table_of(folder: Path) -> Path | None:
+def table_of(folder: Path, columns: str = "") -> Path | None:
     """Return the table that lists a folder's images; None if none. Raises DataError if it is ambiguous."""
     held = sorted(folder.iterdir())
     listed = [one for one in held if one.suffix.lower() in TABLES]
-    tables = [one for one in listed if lists_images(one)]
+    tables = [one for one in listed if lists_images(one, columns)]
     known = (*ROLES, *FOLDERS, *(one.stem.lower() for one in listed))
     classes = [
         one.name for one in held if one.is_dir() and one.name.lower() not in known and one.name[0] != "."
@@ -382,16 +422,23 @@ def table_of(folder: Path) -> Path | None:
         raise DataError(
             odd[0],
             "its columns are not those of images, and it is beside class folders",
-            "move it away to use the folders, or name its columns path,label",
+            "move it away to use the folders, or name its columns with --columns image=COLUMN,label=COLUMN",
         )
     if not tables:
         return None
     if len(tables) > 1:
+        of_images = [one for one in tables if lists_any(one, columns)]
+        if len(of_images) == 1:
+            others = " and ".join(one.name for one in tables if one not in of_images)
+            say_once(f"{of_images[0]}: taken; {others} lists none of the images beside it")
+            return of_images[0]
         names = " and ".join(one.name for one in tables)
-        raise DataError(folder, f"holds the tables {names}", "give one of them")
-    if len(classes) > 1:
+        raise DataError(folder, f"holds the tables {names}", f"give one of them, such as {tables[0]}")
+    if len(classes) > 1 and not columns:
         text = f"holds the table {tables[0].name} and folders such as {one_line(min(classes))}"
-        raise DataError(folder, text, f"give {tables[0]}, or move it away to use the folders as classes")
+        raise DataError(
+            folder, text, f"give {tables[0]}, or leave the table out to use the folders as classes"
+        )
     return tables[0]
 
 

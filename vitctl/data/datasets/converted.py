@@ -13,37 +13,44 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import PIL
+
 from vitctl.data.datasets.catalog import listed_files
 from vitctl.data.shards.index import INDEX_FILE
-from vitctl.data.writer.intake import Item, Originals, read_item
+from vitctl.data.writer.intake import Item, Known, Originals, read_item
 from vitctl.errors import DataError
 from vitctl.system import limits
 from vitctl.system.files import cache_folder, file_state, read_json, write_json
 from vitctl.system.pool import default_workers, run_each
 
 RECORD = "photographs.json"  # in a folder of shards, written last: what they were made of
+LOOKED = "looked.json"  # beside it: what the check found of each image, by the digest of its bytes
 SHARDS = "shards"  # folder beside the runs
+_BY = f"1, Pillow {PIL.__version__}"  # who looked; the number rises when `check_image` changes
 _MOST_STATES, _IMAGES_PER_TASK, _ENOUGH_FOR_WORKERS = 20, 64, 2_000
 
 
-def fingerprint(path: str) -> str:
+def fingerprint(path: str, columns: str = "") -> str:
     """Return a digest of the names and states of the files of a folder or a table, or of an archive; no image
     is read.
     """
-    files = listed_files(Path(path)) or [Path(path)] * os.path.isfile(path)
+    files = listed_files(Path(path), columns) or [Path(path)] * os.path.isfile(path)
     files = files or [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     states = sorted((os.path.relpath(file, path), file_state(file)) for file in files)
-    return hashlib.sha256(repr(states).encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256((repr(states) + columns).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def shards_folder(path: str, runs: Path, splits: Mapping[str, Originals]) -> Path:
-    """Return the folder beside the runs for the shards of photographs, which are read."""
-    digest = hashlib.sha256()
+def shards_folder(path: str, runs: Path, splits: Mapping[str, Originals]) -> tuple[Path, dict[str, Known]]:
+    """Return the folder beside the runs for the shards of photographs, which are read; and, by split, what
+    the check of an earlier conversion of the same path found of the images that it had.
+    """
+    digest, known, found = hashlib.sha256(), dict[str, Known](), _looked(path, runs)
     for split, originals in splits.items():
         contents = _contents(originals.items)
         told = [(item.key, item.label, one) for item, one in zip(originals.items, contents, strict=True)]
         digest.update(repr((split, originals.class_names, told)).encode("utf-8", "surrogateescape"))
-    return runs / SHARDS / f"{Path(path).resolve().name}-{digest.hexdigest()[:12]}"
+        known[split] = Known(contents, found)
+    return runs / SHARDS / f"{Path(path).resolve().name}-{digest.hexdigest()[:12]}", known
 
 
 def _contents(items: Sequence[Item]) -> list[str]:
@@ -67,6 +74,28 @@ def find_shards(runs: Path, state: str) -> Path | None:
                 os.utime(record)
             return record.parent
     return None
+
+
+def _looked(path: str, runs: Path) -> dict[str, tuple[str, bytes]]:
+    """Return what the newest conversion of a path found of its images, unless by another decoder."""
+    made = [one for one in list_converted(runs) if one.made_of == str(Path(path).resolve())]
+    made = [one for one in made if one.folder.parent == runs / SHARDS]
+    with suppress(DataError, IndexError, TypeError, KeyError, ValueError):
+        found = read_json(made[0].folder / LOOKED, limits.INDEX, error=DataError)
+        if found["by"] == _BY:
+            return {content: (said, bytes.fromhex(pixels)) for content, (said, pixels) in found["of"].items()}
+    return {}
+
+
+def keep_looked(folder: Path, known: Mapping[str, Known]) -> None:
+    """Write down what the check found of each image, for the next conversion."""
+    rows = {
+        content: (one.found[content][0], one.found[content][1].hex())
+        for one in known.values()
+        for content in one.contents
+        if content in one.found
+    }
+    write_json(folder / LOOKED, {"by": _BY, "of": rows})
 
 
 def keep_record(folder: Path, path: str, state: str) -> None:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from vitctl.data.datasets.catalog import find_data_set
-from vitctl.data.datasets.converted import RECORD
+from vitctl.data.datasets.converted import LOOKED, RECORD
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.images.pixel_digest import pixel_digest
 from vitctl.data.inspect.duplicates import MATCHES
@@ -202,7 +202,7 @@ def _shard_problems(own: Index, address: str) -> list[Problem]:
         return Problem(shard.name, kind, text, f"{address}: {text}")
 
     try:
-        scan = read_shard(path, own.members)
+        scan = read_shard(path, own.members).named(own.class_names)
     except DataError as error:
         return [problem("damaged shard", str(error).removeprefix(f"{path}: "))]
     other_bytes = (
@@ -258,7 +258,7 @@ def unused_files(folder: Path) -> tuple[list[str], list[str]]:
                 f"{path}: {count_text(len(shards), 'shard')} and no index.json; "
                 f"write it with `vitctl data index {path}`"
             )
-        elif path.name not in (INTAKE, RECORD) and not (path / MATCHES).is_file():
+        elif path.name not in (INTAKE, LOOKED, RECORD) and not (path / MATCHES).is_file():
             notes.append(f"{path}: left over, of no split")
     class_names = {}
     for split, place in splits.items():

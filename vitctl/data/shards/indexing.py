@@ -25,6 +25,7 @@ from vitctl.system.pool import Done, Progress, counted, run_tasks
 from vitctl.system.remote import Span, copy, is_remote, transfer
 from vitctl.system.text import count_text, one_line
 
+_FEW = 20  # classes that few images may have
 _PARTS, _ANY = ".index.partial", "*.npz"
 
 
@@ -78,16 +79,17 @@ def index_shards(
             left.unlink()
         try:
             scanned = run_tasks(job.scan, len(texts), workers=workers, done=count)
+            named = class_names or _text_names(folder, scanned, members)
             index = write_index(
                 folder,
-                [shard for shard, _, _ in scanned],
-                (_load(part) for _, _, part in scanned),
-                width=max(width for _, width, _ in scanned),
+                [shard for shard, *_ in scanned],
+                (_load(part).named(named) for *_, part in scanned),
+                width=max(width for _, width, *_ in scanned),
                 class_names=class_names,
                 source=source,
                 members=members,
             )
-            if others := [name for _, _, part in scanned for name in _load(part).others]:
+            if others := [name for *_, part in scanned for name in _load(part).others]:
                 count_of = count_text(len(others), "file")
                 note(f"{count_of} in the shards, of no sample, passed over, such as {one_line(others[0])}")
             for part in parts.glob(_ANY):
@@ -96,6 +98,23 @@ def index_shards(
         finally:
             if not any(parts.glob(_ANY)):
                 shutil.rmtree(parts, ignore_errors=True)
+
+
+def _text_names(
+    folder: Path, scanned: "Sequence[tuple[Shard, int, tuple[str, ...], Path]]", members: Fields
+) -> list[str]:
+    """Return the texts that are labels, sorted; empty if these are numbers."""
+    names = sorted({name for _, _, texts, _ in scanned for name in texts})
+    shown = f"texts such as {one_line(names[0][:40])!r}" if names else ""
+    if names and (odd := [shard.name for shard, _, texts, _ in scanned if not texts and shard.num_samples]):
+        raise DataError(
+            folder, f"{odd[0]} has numbers as labels, other shards {shown}", "write them in one way"
+        )
+    num_samples = sum(shard.num_samples for shard, *_ in scanned)
+    if not members.label and len(names) > max(_FEW, num_samples // 2):
+        text = f"{len(names):,} {shown} for {count_text(num_samples, 'image')}: captions rather than classes"
+        raise DataError(folder, text, "name the label, such as --columns label=class")
+    return names
 
 
 def _remote_shards(urls: Sequence[str], out: Path | None) -> tuple[list[str], Path]:
@@ -123,10 +142,11 @@ class _Job:
     places: Sequence[str]
     members: Fields
 
-    def scan(self, number: int, done: Done) -> tuple[Shard, int, Path]:
+    def scan(self, number: int, done: Done) -> tuple[Shard, int, tuple[str, ...], Path]:
         """Scan a shard, unless it is unchanged since an earlier scan.
 
-        Returns its entry in the index, the width of its labels, and the file that holds the scan.
+        Returns its entry in the index, the width of its labels, these where they are texts, and the file that
+        holds the scan.
         """
         place, first = self.places[number], Span(self.places[number], 0, 1)
         if url := place if is_remote(place) else "":
@@ -141,7 +161,8 @@ class _Job:
             scan = self._fetched(first) if url else read_shard(Path(place).resolve(), self.members, ends=True)
             _save(part, scan)
         done(1)
-        return Shard(name, len(scan.rows), scan.num_bytes, scan.sha256, url), scan.width, part
+        shard = Shard(name, len(scan.rows), scan.num_bytes, scan.sha256, url)
+        return shard, scan.width, scan.class_names if scan.is_text else (), part
 
     def _fetched(self, first: Span) -> Scan:
         """Fetch and scan a remote shard, whose first byte is already there."""
@@ -162,7 +183,7 @@ class _Job:
 
 
 def _save(part: Path, scan: Scan) -> None:
-    about = json.dumps([scan.num_bytes, scan.sha256, scan.class_names, scan.others]).encode()
+    about = json.dumps([scan.num_bytes, scan.sha256, scan.class_names, scan.others, scan.is_text]).encode()
     arrays = {"rows": scan.rows, "about": np.frombuffer(about, np.uint8)}
     if scan.labels is not None:
         arrays["labels"] = scan.labels
@@ -172,8 +193,9 @@ def _save(part: Path, scan: Scan) -> None:
 
 def _load(part: Path) -> Scan:
     with parsing(part, DataError), np.load(part, allow_pickle=False) as arrays:
-        num_bytes, sha256, names, others = json.loads(arrays["about"].tobytes())
-        return Scan(arrays["rows"], arrays.get("labels"), sha256, num_bytes, tuple(names), tuple(others))
+        num_bytes, sha256, names, others, is_text = json.loads(arrays["about"].tobytes())
+        of_names = tuple(names), tuple(others), is_text
+        return Scan(arrays["rows"], arrays.get("labels"), sha256, num_bytes, *of_names)
 
 
 def _check_same_shards(out: Path, names: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +25,7 @@ from vitctl.data.images.image_types import IMAGE_EXTENSIONS, is_system_file
 from vitctl.errors import DataError
 from vitctl.system import limits
 from vitctl.system.files import leads_out, open_regular
-from vitctl.system.text import same_name
+from vitctl.system.text import one_line, same_name
 
 _MEMBER_HEADERS = (
     tarfile.GNUTYPE_LONGNAME,
@@ -264,8 +264,12 @@ def stored_names(tar: tarfile.TarFile) -> tuple[str, ...]:
 # One pass over an untrusted WebDataset shard: its samples, and their byte offsets
 
 ROW = np.dtype([("header", "<u8"), ("data", "<u4"), ("size", "<u4"), ("label", "<i4")])
-_LABEL_EXTENSIONS = ("cls", "json")
+LABEL_EXTENSIONS = ("cls", "json", "cls.txt", "txt")
+_JSON_LABELS = ("label", "cls", "labels")  # numbers, or a text
+_JSON_TEXTS = ("class", "class_name", "label_name", "category", "caption")
 _MAX_LABELS = 256
+_NAMED = "write the number or the name of each class, or say where it is with --columns label=FIELD"
+_DIGITS = re.compile(rb"\s*-?[0-9]+\s*")
 
 
 @dataclass
@@ -274,6 +278,7 @@ class _Sample:
     image: tarfile.TarInfo | None = None
     label: int | None = None
     labels: tuple[int, ...] | None = None
+    texts: dict[str, str] = field(default_factory=dict)  # that may be the label, by member or field
     extensions: list[str] = field(default_factory=list)
 
 
@@ -283,9 +288,9 @@ class Fields:
 
     Args:
         image: extension of the image, e.g. `input.jpg`; empty: any image extension.
-        label: extension of the label, e.g. `target.cls`, a text with one number or several; for a JSON file
-            with its field, e.g. `meta.json:category`; empty: `cls`, or `json` with `label`, `cls` or
-            `labels`.
+        label: extension of the label, e.g. `target.cls`, one number or several, or a class name; for a JSON
+            file with its field, e.g. `meta.json:category`; empty: `cls`, `cls.txt` or `txt`, or `json` with
+            `label`, `cls`, `labels`, `class`, `class_name`, `label_name`, `category` or `caption`.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -297,7 +302,7 @@ class Fields:
 
     def is_label(self, extension: str) -> bool:
         given = self.label.partition(":")[0].lower()
-        return extension == given if self.label else extension in _LABEL_EXTENSIONS
+        return extension == given if self.label else extension in LABEL_EXTENSIONS
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,6 +315,7 @@ class Scan:
         sha256: of the file, in hex.
         class_names: embedded in the shard, in label order; empty if there are none.
         others: names of the members that belong to no sample.
+        is_text: the labels are texts, numbered as `class_names`, which are sorted and of this shard alone.
     """
 
     rows: np.ndarray
@@ -318,6 +324,19 @@ class Scan:
     num_bytes: int
     class_names: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    is_text: bool = False
+
+    def named(self, names: Sequence[str]) -> "Scan":
+        """Return this with texts numbered as in `names`. Raises DataError if one is not there."""
+        if not self.is_text:
+            return self
+        numbers = {name: number for number, name in enumerate(names)}
+        if missing := [name for name in self.class_names if name not in numbers]:
+            raise DataError(f"the label {missing[0]!r} is none of the {len(names)} class names")
+        new = np.array([*(numbers[name] for name in self.class_names), -1])
+        rows = self.rows.copy()
+        rows["label"] = new[rows["label"]]
+        return replace(self, rows=rows, class_names=tuple(names), is_text=False)
 
     @property
     def width(self) -> int:
@@ -330,7 +349,8 @@ def read_shard(path: Path, fields: Fields = Fields(), *, ends: bool = False) -> 
 
     Members other than images (`IMAGE_EXTENSIONS`) and labels are ignored. Labels are `cls`, one number or
     several separated by spaces, or `json` with one `label` or `cls`, or a list of `labels`. A single label
-    takes precedence over a list. A label may come before or after its image.
+    takes precedence over a list. Where a sample has no number, a text is its label, see `Fields`. A label
+    may come before or after its image.
 
     Args:
         path: an uncompressed tar file, members grouped by sample.
@@ -343,8 +363,10 @@ def read_shard(path: Path, fields: Fields = Fields(), *, ends: bool = False) -> 
     try:
         with open_regular(path, error=DataError) as file:
             with open_tar(file) as tar:
-                samples = [(_row(path, sample), sample) for sample in _samples(path, tar, fields, others)]
-                class_names = stored_names(tar)
+                found = [*_samples(path, tar, fields, others)]
+                names = _number_texts(path, found)
+                samples = [(_row(path, sample), sample) for sample in found]
+                class_names = names or stored_names(tar)
             if ends:
                 _check_nothing_follows(path, file, tar.offset)
             file.seek(0)
@@ -357,7 +379,25 @@ def read_shard(path: Path, fields: Fields = Fields(), *, ends: bool = False) -> 
     if any(sample.label is None for _, sample in samples):
         labels = pad_labels([_labels(sample) or () for _, sample in samples])
     rows = np.array([row for row, _ in samples], ROW)
-    return Scan(rows, labels, digest, num_bytes, class_names, tuple(others))
+    return Scan(rows, labels, digest, num_bytes, class_names, tuple(others), bool(names))
+
+
+def _number_texts(path: Path, samples: Sequence[_Sample]) -> tuple[str, ...]:
+    """Set the labels of samples that have texts for them, and return the texts in label order."""
+    texts = [sample.texts if _labels(sample) is None else {} for sample in samples]
+    names = sorted({text for found in texts for text in found.values()})
+    numbers = {name: number for number, name in enumerate(names)}
+    for sample, found in zip(samples, texts, strict=True):
+        if len({*found.values()}) > 1:
+            shown = ", ".join(f"{name} {one_line(text[:40])!r}" for name, text in found.items())
+            fix = f"name the label, such as --columns label={next(iter(found))}"
+            raise DataError(f"{path}: sample {sample.key}", f"has several texts: {shown}", fix)
+        if found:
+            sample.label = numbers[next(iter(found.values()))]
+        elif names and _labels(sample) not in (None, (-1,)):
+            text = f"has a number as its label, and others texts such as {one_line(names[0][:40])!r}"
+            raise DataError(f"{path}: sample {sample.key}", text, "write all of them in one way")
+    return tuple(names)
 
 
 def _check_nothing_follows(path: Path, file: IO[bytes], end: int) -> None:
@@ -407,7 +447,9 @@ def _samples(path: Path, tar: tarfile.TarFile, fields: Fields, others: list[str]
             sample.image = member
         elif fields.is_label(extension):
             label = _label(path, tar, member, extension, fields)
-            if isinstance(label, tuple):
+            if isinstance(label, dict):
+                sample.texts |= label
+            elif isinstance(label, tuple):
                 sample.labels = label
             elif label is not None and sample.label not in (None, label):
                 raise DataError(path, f"sample {key} has two labels, {sample.label} and {label}")
@@ -434,8 +476,11 @@ def _check_member(path: Path, member: tarfile.TarInfo) -> None:
 
 def _label(
     path: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, fields: Fields
-) -> int | tuple[int, ...] | None:
-    """Return the label or labels in a member; None if a JSON file lacks the field."""
+) -> int | tuple[int, ...] | dict[str, str] | None:
+    """Return the label or labels in a member, or texts that may be it by name; None if it has none."""
+    is_optional = extension == "txt" and not fields.label
+    if is_optional and member.size > limits.LABEL_FILE:
+        return None
     if member.size > limits.LABEL_FILE:
         raise DataError(
             path, f"{member.name}: a label of {member.size:,} bytes, should be at most {limits.LABEL_FILE:,}"
@@ -444,19 +489,35 @@ def _label(
     text = file.read() if file is not None else b""
     try:
         if not extension.endswith("json"):
+            if given := _class_text(text.decode(errors="ignore")):
+                return {extension: given}
+            if is_optional and not _DIGITS.fullmatch(text):
+                return None
             numbers = tuple(_integer(part.decode("ascii")) for part in text.split() or [b""])
             return numbers[0] if len(numbers) == 1 else numbers
         values = json.loads(text)
         if not isinstance(values, dict):
             return None
         name = fields.label.partition(":")[2]
-        value = values.get(name) if name else values.get("label", values.get("cls", values.get("labels")))
+        usual = (name,) if name else _JSON_LABELS + _JSON_TEXTS
+        taken = [one for one in usual if one not in _JSON_TEXTS or name or type(values.get(one)) is int]
+        value = next((values[one] for one in taken if values.get(one) is not None), None)
+        if value is None or _class_text(value):
+            return {one: given for one in usual if (given := _class_text(values.get(one)))} or None
         if isinstance(value, list):
             return tuple(value) if all(type(one) is int for one in value) else None
         return None if value is None else _integer(value)
     except (ValueError, TypeError, RecursionError):
         shown = text[:40].decode(errors="replace")
-        raise DataError(path, f"{member.name} holds {shown!r}, should hold an integer label") from None
+        raise DataError(
+            path, f"{member.name} holds {shown!r}, should hold an integer label", _NAMED
+        ) from None
+
+
+def _class_text(value: object) -> str:
+    """Return a text that may name a class: it has a letter; else ""."""
+    text = " ".join(value.split()) if isinstance(value, str) else ""
+    return same_name(text) if any(map(str.isalpha, text)) else ""
 
 
 def _integer(value: object) -> int:

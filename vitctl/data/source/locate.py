@@ -24,6 +24,7 @@ from vitctl.data.images.image_types import exclusion_reason, is_system_file
 from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import INDEX_FILE, find_splits, in_usual_order, table_limits
 from vitctl.data.shards.indexing import index_shards
+from vitctl.data.shards.tar import LABEL_EXTENSIONS, Fields
 from vitctl.data.source.rows import Ranges
 from vitctl.data.source.splits import ROLES, TABLES, read_exclusion, without_excluded
 from vitctl.data.source.stores import ShardSource, open_index
@@ -102,13 +103,13 @@ class SplitLocation:
         return subset(source, Ranges(ends[chosen], ends[1:][chosen]).without(read_exclusion(index)))
 
 
-def locate_all_splits(text: str) -> dict[str, SplitLocation]:
+def locate_all_splits(text: str, columns: str = "") -> dict[str, SplitLocation]:
     """Locate all splits, as `locate_splits` does; shards without an index are not indexed.
 
     A URL cannot be listed, so only common split names are tried. Any other split needs its own URL.
     """
     (text,) = without_queries(text, error=DataError)
-    found = locate_splits(text, "+".join(_LOOKED_FOR), makes_index=False)
+    found = locate_splits(text, "+".join(_LOOKED_FOR), makes_index=bool(columns), columns=columns)
     if found:
         return found
     if is_remote(text):
@@ -120,7 +121,9 @@ def locate_all_splits(text: str) -> dict[str, SplitLocation]:
     raise no_index(text)
 
 
-def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[str, SplitLocation]:
+def locate_splits(
+    text: str, split: str, *, makes_index: bool = True, columns: str = ""
+) -> dict[str, SplitLocation]:
     """Map split names to locations; empty if there is no index.
 
     Local shards without an index are indexed first, with a message on stderr.
@@ -129,17 +132,24 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
         text: a local folder of shards or of splits; the URL of one; shards as `train/{000..127}.tar`, joined
             by commas, or in a text file as `@shards.txt`; local ones also as `train/*.tar`.
         split: the split expression; a URL cannot be listed, so its splits are requested by name.
+        columns: names the label of the samples of shards without an index, `label=caption`.
 
     Raises:
         DataError: the text is malformed, a URL is refused or cannot be read.
     """
     (text,) = without_queries(text, error=DataError)
+    fields = _fields(columns)
     names = list(dict.fromkeys(part.split("[")[0].strip() for part in split.split("+")))
     is_folder = not (text.startswith("@") or _BRACES.search(text) or "," in text or text.endswith(".tar"))
     if is_folder and is_remote(text):
         return _remote_splits(check_address(text.rstrip("/")), names)
     if is_folder:
-        places = find_splits(Path(text)) | (_index_folder(Path(text), names) if makes_index else {})
+        places = find_splits(Path(text))
+        if places and columns:
+            raise DataError(
+                f"--columns {columns}", f"{text} has an index, which has the labels", "leave it out"
+            )
+        places |= _index_folder(Path(text), names, fields) if makes_index else {}
         order = in_usual_order(places)
         return dict(zip(order, map(SplitLocation, map(places.__getitem__, order)), strict=True))
     shards = expand(text)
@@ -153,7 +163,9 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
     (folder,) = folders
     found = locate_splits(folder or ".", split, makes_index=False)
     if not found and makes_index and not is_remote(text) and all(map(os.path.exists, shards)):
-        return {Path(folder).resolve().name: SplitLocation(_index_list([Path(shard) for shard in shards]))}
+        return {
+            Path(folder).resolve().name: SplitLocation(_index_list([Path(shard) for shard in shards], fields))
+        }
     if len(found) != 1:
         raise DataError(
             folder,
@@ -164,28 +176,25 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
     return {name: replace(place, shards=chosen) for name, place in found.items()}
 
 
-def no_index(path: str, split: str = "train") -> DataError:
-    """Return the error for a location without an index, with a fix."""
+def no_index(path: str, split: str = "train", fix: str = "") -> DataError:
+    """Return the error for a location without an index, with a fix; `fix` is for one with nothing there."""
     if is_remote(path):
         what = f"neither index.json nor {split}/index.json there"
         return DataError(path, what, "`vitctl data index URL... --out FOLDER` writes one")
     folder = Path(path)
     if not folder.exists():
         near = nearest(folder.name, [one.name for one in folder.parent.glob("*/")], 1)
-        return DataError(path, "no such folder", did_you_mean(str(folder.parent / name) for name in near))
+        return DataError(
+            path, "no such folder", did_you_mean(str(folder.parent / name) for name in near) or fix
+        )
     if folder.is_dir() and not any(folder.iterdir()):
         return DataError(path, "is empty", "should be a folder of shards made by `vitctl data shards`")
     shard = next(tars(folder), None)
-    is_file = not folder.is_dir()
-    inside = [folder] if is_file else [*folder.iterdir()]
-    if shard is None and any(one.suffix.lower() in (*TABLES, ".parquet") or one.is_dir() for one in inside):
-        out = typed(f"{folder.with_suffix('') if is_file else path.rstrip('/')}-shards")
-        tables = [one for one in inside if one.suffix.lower() in TABLES]
-        source = path if any(one.is_dir() for one in inside) or not tables else tables[0]
-        fix = f"make them with `vitctl data shards {typed(source)} {out}`, then give {out} instead"
-        return DataError(path, "holds no shards", fix)
     if shard is None:
-        fix = _UNPACK if is_file else "put its images into class folders"
+        fix = _UNPACK if folder.is_file() else "put its images into class folders"
+        if folder.suffix.lower() in (*TABLES, ".parquet") or any(folder.glob("*/")):
+            out = typed(f"{path.rstrip('/')}-shards")
+            fix = f"make them with `vitctl data shards {typed(path)} {out}`, then give {out} instead"
         return DataError(path, "holds no shards", fix)
     return DataError(
         path,
@@ -250,7 +259,15 @@ def _expand_braces(text: str) -> Iterable[str]:
     return braceexpand(text, escape=False)
 
 
-def _index_folder(folder: Path, splits: Sequence[str]) -> dict[str, Path]:
+def _fields(columns: str) -> Fields:
+    """Return what --columns names in samples: members by extension, fields of their JSON by name."""
+    members = dict(part.strip().split("=", 1) for part in columns.split(",") if "=" in part)
+    label = members.get("label", "")
+    is_member = label in (*LABEL_EXTENSIONS, "") or ":" in label or "." in label
+    return Fields(members.get("image", ""), label if is_member else f"json:{label}")
+
+
+def _index_folder(folder: Path, splits: Sequence[str], fields: Fields) -> dict[str, Path]:
     """Index the shards in a folder, or in its subfolders that are named like splits, where there is no index.
 
     Args:
@@ -276,7 +293,7 @@ def _index_folder(folder: Path, splits: Sequence[str]) -> dict[str, Path]:
         elif paths := sorted(tars(candidate, "*.tar")):
             check_one_kind(folder, paths[0])
             _check_one_split(candidate, paths)
-            made[candidate.resolve().name] = _index_list(paths)
+            made[candidate.resolve().name] = _index_list(paths, fields)
     return made
 
 
@@ -315,7 +332,7 @@ def _check_none_added(folder: Path) -> None:
         )
 
 
-def _index_list(paths: Sequence[Path]) -> Path:
+def _index_list(paths: Sequence[Path], fields: Fields) -> Path:
     """Index shards without an index. It is stored in the cache, with links to them.
 
     A changed shard gives a new index.
@@ -328,9 +345,10 @@ def _index_list(paths: Sequence[Path]) -> Path:
     """
     if missing := [path for path in paths if not path.exists()]:
         raise DataError(missing[0], "no such file")
-    folder = _cached_index(repr([(str(path.resolve()), file_state(path)) for path in paths]))
+    given = "" if fields == Fields() else repr(fields)
+    folder = _cached_index(repr([(str(path.resolve()), file_state(path)) for path in paths]) + given)
     if not (folder / INDEX_FILE).exists():
-        _index_once(folder, paths)
+        _index_once(folder, paths, fields)
     with suppress(OSError):  # when it was used last
         os.utime(folder / INDEX_FILE)
     return folder
@@ -352,7 +370,7 @@ def _check_one_split(folder: Path, paths: Sequence[Path]) -> None:
         )
 
 
-def _index_once(folder: Path, paths: Sequence[Path]) -> None:
+def _index_once(folder: Path, paths: Sequence[Path], fields: Fields) -> None:
     """Write the index under a lock, so that one process does it and others wait."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -360,7 +378,7 @@ def _index_once(folder: Path, paths: Sequence[Path]) -> None:
             lock_alone(lock.fileno(), folder, error=DataError, seconds=math.inf)
             try:
                 if not (folder / INDEX_FILE).exists():
-                    _index(folder, paths)
+                    _index(folder, paths, fields)
             finally:
                 (folder / _LOCK).unlink(missing_ok=True)
     except OSError as error:
@@ -373,7 +391,7 @@ def _index_once(folder: Path, paths: Sequence[Path]) -> None:
         ) from None
 
 
-def _index(folder: Path, paths: Sequence[Path]) -> None:
+def _index(folder: Path, paths: Sequence[Path], fields: Fields) -> None:
     size, began = sum(path.stat().st_size for path in paths) / 2**20, time.monotonic()
     place, end, notes = one_line(str(paths[0].parent)), "", list[str]()
     _show(
@@ -381,7 +399,10 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
         end=" ... ",
     )
     try:
-        index = index_shards(paths, folder, source=INDEXED, workers=default_workers(), note=notes.append)
+        workers = default_workers()
+        index = index_shards(
+            paths, folder, source=INDEXED, members=fields, workers=workers, note=notes.append
+        )
         seconds = time.monotonic() - began
         classes = count_text(len(index.class_names), "class", "classes")
         unlabelled = len(unlabelled_samples(ShardSource(index)))
@@ -389,13 +410,13 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
         text = f"{count_text(index.num_samples, 'image')} of {classes}{without}, {seconds:.1f} s"
         end = "; ".join(filter(None, [text, *notes, class_zero_note(ShardSource(index))]))
     except DataError as error:
+        if "--columns" in error.fix:
+            raise
         path = paths[0] if len(paths) == 1 else Path(f"{paths[0].parent.resolve()}.tar")
         pack = "" if path in paths else f"tar -C {typed(paths[0].parent)} -cf {typed(path)} . && "
         shards = f"{path.with_suffix('')}-shards"
         command = f"{pack}vitctl data shards {typed(path)} {typed(shards)}"
         fix = _UNPACK if "uncompressed" in str(error) else f"if these are not shards, make some: `{command}`"
-        if "integer label" in str(error):
-            fix = "write the number of each class, and name the classes with `vitctl data index --classes`"
         raise DataError(error, fix=fix) from None
     finally:
         _show(end)

@@ -198,9 +198,22 @@ class _Split(NamedTuple):
         return counts
 
 
+class Known(NamedTuple):
+    """What is known of the images of a split.
+
+    Args:
+        contents: digest of the bytes of each image.
+        found: what `check_image` returned, by digest; it gets what is found of others.
+    """
+
+    contents: Sequence[str]
+    found: dict[str, tuple[str, bytes]]
+
+
 def check_originals(
     splits: Mapping[str, Originals],
     *,
+    known: Mapping[str, Known] | None = None,
     bad: Bad = "stop",
     drop: Sequence[str] = (),
     keep: Sequence[str] = (),
@@ -210,6 +223,7 @@ def check_originals(
     """Check every image and every class of a user's data set; known data sets are not checked.
 
     Args:
+        known: what is known of the images, by split; these are not decoded again.
         bad: treatment of images that cannot be decoded: `stop` and `skip` list them; `keep` checks no image,
             for sets so large that decoding each image once is too slow.
 
@@ -218,8 +232,9 @@ def check_originals(
     """
     if not (drop or keep) and not any(originals.is_user_data for originals in splits.values()):
         return Intake(splits, (), (), (), ())
+    known = known or {name: Known([""] * len(originals.items), {}) for name, originals in splits.items()}
     looked = {
-        name: _Split(originals, *_look(originals.items, bad, workers, done))
+        name: _Split(originals, *_look(originals.items, known[name], bad, workers, done))
         for name, originals in splits.items()
     }
     drop, keep = list(map(same_name, drop)), list(map(same_name, keep))
@@ -254,7 +269,9 @@ def check_image(data: bytes) -> tuple[str, bytes]:
     return _HEIC if is_heic(data[:HEAD_BYTES]) else "", pixel_digest(pixels)
 
 
-def _look(items: Sequence[Item], bad: Bad, workers: int, done: Done) -> tuple[list[str], list[bytes]]:
+def _look(
+    items: Sequence[Item], known: Known, bad: Bad, workers: int, done: Done
+) -> tuple[list[str], list[bytes]]:
     if bad == "keep":
         found = [_HEIC if item.key.lower().endswith(_HEIC_NAMES) else "" for item in items]
         return found, [b""] * len(items)
@@ -262,12 +279,15 @@ def _look(items: Sequence[Item], bad: Bad, workers: int, done: Done) -> tuple[li
     def check(number: int) -> tuple[str, bytes]:
         if breaks_line(items[number].key.rpartition("/")[2]):
             return "its name has a control character", b""
+        if found := known.found.get(known.contents[number]):
+            return found
         try:
             return check_image(read_item(items[number]))
         except DataError as error:
             return f"unreadable: {error}", b""
 
     looked = run_each(check, len(items), _IMAGES_PER_TASK, workers=workers, done=done)
+    known.found.update({one: found for one, found in zip(known.contents, looked, strict=True) if found[1]})
     return [found for found, _ in looked], [digest for _, digest in looked]
 
 

@@ -90,6 +90,7 @@ HELD_OUT = (
 )
 
 
+_TAKES = "--data takes a folder of class folders or of shards, a table or an archive"
 Fitted = tuple[dict[str, str], str]  # values to be set in a recipe, by key, and a line that says why
 
 
@@ -116,12 +117,19 @@ def fit_splits(loaded: Loaded) -> tuple[Loaded, str]:
     if not data.path:
         return loaded, ""
     try:
-        photographs = is_photographs(data.path)
-        found = list(original_splits(data.path) if photographs else locate_splits(data.path, _ASKED_FOR))
+        if is_photographs(data.path):
+            found = list(original_splits(data.path, data.columns))
+        else:
+            found = list(locate_splits(data.path, _ASKED_FOR, columns=data.columns))
     except DataError as error:
         if isinstance(error, GaveUpError) or not is_remote(data.path):
             raise
         return loaded, ""  # opening the data later raises the error
+    if not (found or is_remote(data.path) or Path(data.path).exists() or no_index(data.path).fix):
+        weights = getattr(recipe, "weights", None)
+        if weights is not None and weights.source == "newest":
+            check_not_missing(recipe)
+        raise no_index(data.path, fix=_TAKES)
     fitting, values, note = default_splits(found), dict[str, str](), ""
     if fitting is None:
         return loaded, ""

@@ -69,6 +69,7 @@ def open_recipe_split(
         scratch=scratch,
         cache_bytes=int(place.cache_gib * _GIB),
         group_by=place.group_by,
+        columns=place.columns,
         counted_only=counted_only,
     )
     return of_classes(source, place.classes) if place.classes else source
@@ -584,7 +585,12 @@ def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:
     if not p.every_steps:
         return None
     data = FewshotImages(
-        dataset=p.dataset, path=p.path, root=p.root, train_split=p.train_split, eval_split=p.eval_split
+        dataset=p.dataset,
+        path=p.path,
+        root=p.root,
+        train_split=p.train_split,
+        eval_split=p.eval_split,
+        columns=p.columns,
     )
     return open_sets(data, max(p.shots), "set fewshot_probe.shots to fewer", run_dir)[0]
 

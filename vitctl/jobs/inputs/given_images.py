@@ -115,7 +115,9 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | _
     if os.path.lexists(path):
         is_image = path.suffix.lower().removeprefix(".") in IMAGE_EXTENSIONS
         if not is_image and is_photographs(text) and (split or path.is_file()):
-            return [_shards(text, split, place, note)] if split else [*original_splits(text).values()]
+            if split:
+                return [_shards(text, split, place, note)]
+            return [*original_splits(text, place.columns).values()]
         if path.is_dir():
             return _in_folder(text, place, split, note)
         if path.suffix.lower() in PACKED:
@@ -150,17 +152,17 @@ def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Sour
         note(f"{text}: skipped {count_text(len(others), 'file')} that are not images: {shown}")
     if not names:
         raise DataError(text, "holds no images")
-    return _files(text, names, left_out)
+    return _files(text, names, left_out, place.columns)
 
 
-def _files(folder: str, names: Sequence[str], left_out: Sequence[LeftOut]) -> list[_File]:
+def _files(folder: str, names: Sequence[str], left_out: Sequence[LeftOut], columns: str = "") -> list[_File]:
     """Return images with their classes by the table of their folder, or by the tree; "" where that is in
     doubt.
     """
     try:
         listed = [
             (item.key, originals.class_names[item.label] if isinstance(item.label, int) else "")
-            for originals in read_listed(Path(folder)).values()
+            for originals in read_listed(Path(folder), columns).values()
             for item in originals.items
         ]
         classes = dict(listed)
@@ -187,7 +189,7 @@ def _is_pattern_of_shards(text: str) -> bool:
 
 
 def _shards(text: str, split: str, place: Place, note: Note) -> Source:
-    chosen = split or _only_split(text)
+    chosen = split or _only_split(text, place.columns)
     if not split:
         note(
             f"{text}: all images of its only split, {chosen}; --split chooses others, such as those that "
@@ -196,8 +198,8 @@ def _shards(text: str, split: str, place: Place, note: Note) -> Source:
     return open_recipe_split(place.model_copy(update={"path": text, "dataset": ""}), chosen, scratch=None)
 
 
-def _only_split(text: str) -> str:
-    found = locate_all_splits(text) if is_remote(text) else locate_splits(text, "")
+def _only_split(text: str, columns: str) -> str:
+    found = locate_all_splits(text) if is_remote(text) else locate_splits(text, "", columns=columns)
     if not found:
         raise no_index(text)
     if len(found) > 1:

@@ -48,7 +48,7 @@ def test_table__splits_share_their_classes(tmp_path: Path) -> None:
     [
         (
             "1.jpg,dog\n",
-            "columns are 1.jpg,dog, should be path,label or path,label,split; if images may have",
+            "columns are 1.jpg,dog, should be path,label or path,label,split; name yours with --columns",
         ),
         ("", "columns are , should be path,label"),
         ("path,label\n", "lists no images"),

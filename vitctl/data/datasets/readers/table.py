@@ -54,7 +54,7 @@ _WHOLE = re.compile(r"(-?\d{1,18})(\.0*)?", re.ASCII)
 Row = Mapping[str, Any]
 
 
-def read_split_tables(tables: Mapping[str, Path]) -> dict[str, Originals]:
+def read_split_tables(tables: Mapping[str, Path], named: str = "") -> dict[str, Originals]:
     """Read one table in each split's folder, the layout of Hugging Face's imagefolder; see `read_table`."""
     folder = next(iter(tables.values())).parent.parent
     return _read_rows(
@@ -62,12 +62,12 @@ def read_split_tables(tables: Mapping[str, Path]) -> dict[str, Originals]:
         [
             {**row, "path": os.path.join(table.parent.name, row["path"]), "split": split}
             for split, table in tables.items()
-            for row in _found(table, _table_rows(table))
+            for row in _found(table, _table_rows(table, named))
         ],
     )
 
 
-def read_table(path: Path) -> dict[str, Originals]:
+def read_table(path: Path, named: str = "") -> dict[str, Originals]:
     """Read a list of images with a header line, separated by commas, semicolons or tabs like its header.
 
     The columns are path, label or labels, and optionally split, or what other programs call them, see
@@ -75,20 +75,22 @@ def read_table(path: Path) -> dict[str, Originals]:
     from 0; -1 means no label. The column `labels` may hold several, as in `cat;dog`; then every image of the
     table counts as one that may have several classes. Paths are relative to the table, or as in Kaggle's
     tables to a folder of images next to it, without extension; the path becomes the key. Rows without a split
-    belong to `train`. All missing files are reported in one line.
+    belong to `train`. All missing files are reported in one line. `named` says which columns are which, as
+    --columns does.
     """
-    return _read_rows(path, _table_rows(path))
+    return _read_rows(path, _table_rows(path, named))
 
 
-def _table_rows(path: Path) -> list[Row]:
+def _table_rows(path: Path, named: str) -> list[Row]:
     rows = list[Row]()
     if path.suffix.lower() in JSON_LINES:
-        return _json_rows(path)
+        return _json_rows(path, named)
     try:
         text = io.StringIO(read_bytes(path, limits.TABLE).decode("utf-8-sig"), newline="")
-        delimiter = table_delimiter(path, text, _is_header)
-        reader = csv.DictReader(text, delimiter=delimiter or ",", strict=True)
-        columns = columns_of(path, reader.fieldnames or [])
+        delimiter = table_delimiter(path, text, partial(_is_header, named=named))
+        delimiter = delimiter or max(",;\t", key=text.getvalue().partition("\n")[0].count)
+        reader = csv.DictReader(text, delimiter=delimiter, strict=True)
+        columns = columns_of(path, reader.fieldnames or [], named)
         reader.fieldnames = list(columns)
         for row in reader:
             filled = [(row.get(name) or "").strip() for name in ("path", *_LABELS) if name in columns]
@@ -103,9 +105,11 @@ def _table_rows(path: Path) -> list[Row]:
 
 
 _LABELS = ("label", "labels")
+_ROLES = dict.fromkeys(("image", "path", "file", "id"), "path") | {"label": "label", "class": "label"}
+_ROLES |= {"labels": "labels", "split": "split"}  # of --columns
 
 
-def _json_rows(path: Path) -> list[Row]:
+def _json_rows(path: Path, named: str) -> list[Row]:
     """Return the rows of a table with one JSON object a line, which all have the same names."""
     rows, names = list[Row](), list[str]()
     for number, line in enumerate(read_bytes(path, limits.TABLE).splitlines(), 1):
@@ -115,7 +119,7 @@ def _json_rows(path: Path) -> list[Row]:
         names = names or (list(found) if isinstance(found, dict) else [])
         if not isinstance(found, dict) or {*found} != {*names}:
             raise DataError(path, f"line {number} should be an object with the names of the first")
-        row = dict(zip(columns_of(path, names), (found[name] for name in names), strict=True))
+        row = dict(zip(columns_of(path, names, named), (found[name] for name in names), strict=True))
         if not row["path"] or row.get("label", row.get("labels")) in (None, "", []):
             raise DataError(path, f"line {number} should have a path and a label")
         rows.append({**row, "path": str(row["path"])})
@@ -124,28 +128,36 @@ def _json_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _is_header(columns: Sequence[str]) -> bool:
+def _is_header(columns: Sequence[str], named: str = "") -> bool:
     """Return whether these are the columns of a table of paths."""
     try:
-        return bool(columns_of(Path(), columns))
+        return bool(columns_of(Path(), columns, named))
     except DataError:
         return False
 
 
-def lists_images(path: Path) -> bool:
+def lists_images(path: Path, named: str = "") -> bool:
     """Return whether a file is a CSV or TSV table of images, by its header."""
     if path.suffix.lower() in JSON_LINES:
         with suppress(DataError, OSError):
             with open_regular(path, error=DataError) as file:
                 line = file.readline(limits.RECIPE_LINE).removeprefix(codecs.BOM_UTF8)
             found = parse_json(line, path, error=DataError)
-            return isinstance(found, dict) and _is_header(list(found))
+            return isinstance(found, dict) and _is_header(list(found), named)
         return False
     if path.suffix.lower() not in TABLES:
         return False
     with suppress(DataError, OSError, UnicodeDecodeError, csv.Error), path.open(encoding="utf-8-sig") as file:
-        return bool(table_delimiter(path, io.StringIO(file.readline(limits.RECIPE_LINE)), _is_header))
+        header = io.StringIO(file.readline(limits.RECIPE_LINE))
+        return bool(table_delimiter(path, header, partial(_is_header, named=named)))
     return False
+
+
+def lists_any(path: Path, named: str) -> bool:
+    """Return whether a table of images lists one that is there."""
+    with suppress(DataError):
+        return any((path.parent / row["path"]).is_file() for row in _found(path, _table_rows(path, named)))
+    return True
 
 
 def names_an_image(path: Path) -> bool:
@@ -157,24 +169,48 @@ def names_an_image(path: Path) -> bool:
     return False
 
 
-def columns_of(path: Path, columns: Sequence[str]) -> list[str]:
+def parse_columns(named: str) -> dict[str, str]:
+    """Return the names in `image=FILE,label=CLASS` by ours: path, label or labels, split."""
+    parts = [part.partition("=") for part in named.split(",") if part.strip()]
+    found = {_ROLES.get(role.strip().lower(), ""): name.strip() for role, _, name in parts}
+    if "" in {*found, *found.values()} or len(found) < len(parts):
+        text = "should be image=COLUMN,label=COLUMN or image=COLUMN,labels=COLUMN"
+        raise DataError(f"--columns {named}", text, "split=COLUMN may follow, and each is given once")
+    return found
+
+
+def columns_of(path: Path, columns: Sequence[str], named: str = "") -> list[str]:
     """Return the columns by our names, path, label or labels, and split; others keep their names.
 
-    Raises DataError if paths or labels are missing or ambiguous.
+    Raises DataError if paths or labels are missing or ambiguous, or `named` names none.
     """
     plain = [re.sub(r"[\s-]+", "_", name.strip().lower()) for name in columns]
     if len({*plain}) < len(plain):
         raise DataError(path, f"two columns have the same name ({one_line(','.join(columns)[:200])})")
+    given, exact = parse_columns(named), [name.strip() for name in columns]
+    places = {ours: exact.index(name) for ours, name in given.items() if name in exact}
+    if lacking := [name for ours, name in given.items() if ours not in places]:
+        text = f"has no column {lacking[0]!r}, which --columns names"
+        raise DataError(path, text, f"it has {one_line(', '.join(exact)[:200])}")
+    plain = [f"{name} beside --columns" if name in given else name for name in plain]
+    for ours, place in places.items():
+        plain[place] = ours
     for ours, usual in _USUAL.items():
+        if {ours, *(_LABELS if ours in _LABELS else ())} & {*given}:
+            continue
         found = [name for name in usual if name in plain]
         found = [name for name in found if name not in _WEAK] or found
-        if ours == "label" and len(found) == 2 and (named := [name for name in found if name in _NAMES]):
-            plain[plain.index(next(name for name in found if name not in named))] = _NUMBER_TOO
-            found = named
+        if ours == "label" and len(found) == 2 and (by_name := [name for name in found if name in _NAMES]):
+            plain[plain.index(next(name for name in found if name not in by_name))] = _NUMBER_TOO
+            found = by_name
         if near := [name for name in plain if one_edit_away(name, [ours]) and name not in _KNOWN]:
             raise DataError(path, f"has a column {near[0]!r}", f"rename it, to {ours} if that is meant")
         if len(found) > 1:
-            raise DataError(path, f"the columns {' and '.join(found)} may be the {ours}", "rename the others")
+            raise DataError(
+                path,
+                f"the columns {' and '.join(found)} may be the {ours}",
+                "rename the others, or name one with --columns",
+            )
         if len(found) == 1:
             plain[plain.index(found[0])] = ours
     if (odd := [name for name in _SPLITTING if name in plain]) and "split" not in plain:
@@ -185,7 +221,8 @@ def columns_of(path: Path, columns: Sequence[str]) -> list[str]:
         raise DataError(
             path,
             f"columns are {one_line(','.join(columns)[:200])}, should be path,label or path,label,split",
-            "if images may have several labels: labels, with values such as a;b",
+            "name yours with --columns image=COLUMN,label=COLUMN; labels=COLUMN if images may have several, "
+            "with values such as a;b",
         )
     return plain
 
@@ -224,7 +261,7 @@ def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
         if not len(pairs) == len({one for one, _ in pairs}) == len({other for _, other in pairs}):
             text = "its columns of class names and of labels do not agree"
             raise DataError(path, text, "remove the one that is not meant")
-        _say_once(f"{path}: classes are those of its column of names, in the order of these")
+        say_once(f"{path}: classes are those of its column of names, in the order of these")
     several = "labels" in rows[0]
     labels = [row["labels" if several else "label"] for row in rows]
     joined = (
@@ -256,7 +293,7 @@ def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
 
 
 @cache
-def _say_once(text: str) -> None:
+def say_once(text: str) -> None:
     print(text, file=sys.stderr)
 
 
@@ -331,16 +368,22 @@ _IMAGE, _LABEL = ("image", "img", "jpg", "png"), ("label", "fine_label", "labels
 _WITH_WNID = re.compile(r"(.+)_n\d{8}(\.JPEG)")  # ImageNet's names there repeat the class at the end
 
 
-def read_parquet(files: list[Path]) -> dict[str, Originals]:
+def read_parquet(files: list[Path], named: str = "") -> dict[str, Originals]:
     """Read images and labels. Files like `train-00000-of-00005.parquet` belong to the split they begin with.
 
     A column of lists gives every image several labels. A file that has paths instead of images is a table
     like any other. Rows can only be read by the group, so the images are written to a temporary file once,
     from which the shuffle reads. The key is the image's path if all are different, otherwise its number.
     """
-    names = open_parquet(files[0]).schema_arrow.names if len(files) == 1 else []
-    if "path" in [name.strip().lower() for name in names] and _is_header(names):
-        return _read_rows(files[0], _parquet_rows(files[0]))
+    schema = open_parquet(files[0]).schema_arrow if len(files) == 1 else []
+    names = [field.name for field in schema]
+    image = parse_columns(named).get("path") or next(
+        (one for one in names if one.strip().lower() == "path"), ""
+    )
+    if str(next((one.type for one in schema if one.name == image), "")).endswith("string") and _is_header(
+        names, named
+    ):
+        return _read_rows(files[0], _parquet_rows(files[0], named))
     words = {path: re.split(r"[-_.]", path.name)[0].lower() for path in sorted(files)}
     others = [path for path, word in words.items() if word not in ROLES]
     if others and len(others) < len(words):
@@ -350,14 +393,14 @@ def read_parquet(files: list[Path]) -> dict[str, Originals]:
     splits: dict[str, list[Path]] = {}
     for path, word in words.items():
         splits.setdefault(ROLES.get(word, "train"), []).append(path)
-    return _read_images(splits)
+    return _read_images(splits, parse_columns(named))
 
 
-def _parquet_rows(path: Path) -> list[dict[str, Any]]:
+def _parquet_rows(path: Path, named: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     num_bytes = 0
     for cells in parquet_dicts(path, open_parquet(path), batch_size=1024):
-        row = dict(zip(columns_of(path, [*cells]), cells.values(), strict=True))
+        row = dict(zip(columns_of(path, [*cells], named), cells.values(), strict=True))
         if not row["path"] or row.get("label", row.get("labels")) in (None, []):
             raise DataError(path, "should have a path and a label in every row")
         rows.append({**row, "path": str(row["path"])})
@@ -369,14 +412,14 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _read_images(splits: Mapping[str, Sequence[Path]]) -> dict[str, Originals]:
+def _read_images(splits: Mapping[str, Sequence[Path]], chosen: Mapping[str, str]) -> dict[str, Originals]:
     """Read parquet files of images by split; the splits share their classes."""
     spool, first = _Spool(), next(iter(splits.values()))[0]
     stored_names = dict[tuple[str, ...], Path]()
     rows = {split: list[tuple[str, tuple[str, ...], bool, int, int]]() for split in splits}
     for split, path in ((split, path) for split, paths in splits.items() for path in paths):
         table = open_parquet(path)
-        image, label = _image_and_label(path, table.schema_arrow.names)
+        image, label = _image_and_label(path, table.schema_arrow.names, chosen)
         stored_names.setdefault(_names_in_metadata(table.schema_arrow.metadata or {}, label), path)
         if len(stored_names) > 1:
             raise DataError(path, f"its class names are not those of {first.name}")
@@ -412,14 +455,16 @@ def _read_images(splits: Mapping[str, Sequence[Path]]) -> dict[str, Originals]:
     return found
 
 
-def _image_and_label(path: Path, columns: list[str]) -> tuple[str, str]:
+def _image_and_label(path: Path, columns: list[str], given: Mapping[str, str]) -> tuple[str, str]:
     """Return the names of the columns with the images and with the labels."""
     chosen = []
-    for what, usual in (("an image", _IMAGE), ("a label", _LABEL)):
-        name = next((name for name in usual if name in columns), None)
+    named = given.get("path"), given.get("label", given.get("labels"))
+    for what, usual, one in (("an image", _IMAGE, named[0]), ("a label", _LABEL, named[1])):
+        names = [one] if one else [*usual]
+        name = next((name for name in names if name in columns), None)
         if name is None:
             raise DataError(
-                path, f"lacks a column with {what} ({', '.join(usual)}); found: {', '.join(columns)}"
+                path, f"lacks a column with {what} ({', '.join(names)}); found: {', '.join(columns)}"
             )
         chosen.append(name)
     return chosen[0], chosen[1]
