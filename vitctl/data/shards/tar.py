@@ -268,6 +268,8 @@ LABEL_EXTENSIONS = ("cls", "json", "cls.txt", "txt")
 _JSON_LABELS = ("label", "cls", "labels")  # numbers, or a text
 _JSON_TEXTS = ("class", "class_name", "label_name", "category", "caption")
 _MAX_LABELS = 256
+# Marks of a missing label, in numbers and in other programs' tables.
+NO_LABEL = ("-1", "nan", "na", "n/a", "#n/a", "<na>", "nil", "none", "null", "?", "unlabeled", "unlabelled")
 _NAMED = "write the number or the name of each class, or say where it is with --columns label=FIELD"
 _DIGITS = re.compile(rb"\s*-?[0-9]+\s*")
 
@@ -365,6 +367,8 @@ def read_shard(path: Path, fields: Fields = Fields(), *, ends: bool = False) -> 
             with open_tar(file) as tar:
                 found = [*_samples(path, tar, fields, others)]
                 names = _number_texts(path, found)
+                if names and not fields.label:
+                    _check_one_meaning(path, found)
                 samples = [(_row(path, sample), sample) for sample in found]
                 class_names = names or stored_names(tar)
             if ends:
@@ -387,6 +391,9 @@ def _number_texts(path: Path, samples: Sequence[_Sample]) -> tuple[str, ...]:
     texts = [sample.texts if _labels(sample) is None else {} for sample in samples]
     names = sorted({text for found in texts for text in found.values()})
     numbers = {name: number for number, name in enumerate(names)}
+    if missing := [name for name in names if name.lower() in NO_LABEL]:
+        text = f"has the label {missing[0]!r}, which is named like a missing one"
+        raise DataError(path, text, "leave out samples without a label, or rename the class")
     for sample, found in zip(samples, texts, strict=True):
         if len({*found.values()}) > 1:
             shown = ", ".join(f"{name} {one_line(text[:40])!r}" for name, text in found.items())
@@ -398,6 +405,17 @@ def _number_texts(path: Path, samples: Sequence[_Sample]) -> tuple[str, ...]:
             text = f"has a number as its label, and others texts such as {one_line(names[0][:40])!r}"
             raise DataError(f"{path}: sample {sample.key}", text, "write all of them in one way")
     return tuple(names)
+
+
+def _check_one_meaning(path: Path, samples: Sequence[_Sample]) -> None:
+    """Raise DataError if the folders of the images may be their classes as well as the texts beside them."""
+    folders = {sample.key.rpartition("/")[0] for sample in samples if sample.texts.keys() == {"txt"}}
+    if len(folders) > 1:
+        raise DataError(
+            path,
+            "has a .txt file beside each image and several folders, and both may be the classes",
+            "--columns label=txt takes the texts; leave the .txt files out to take the folders",
+        )
 
 
 def _check_nothing_follows(path: Path, file: IO[bytes], end: int) -> None:

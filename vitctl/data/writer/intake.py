@@ -17,6 +17,7 @@ import numpy as np
 from vitctl.data.images.decode import CONVERSION, BadSample, open_picture, without_heic
 from vitctl.data.images.image_types import HEAD_BYTES, is_heic
 from vitctl.data.images.pixel_digest import pixel_digest, pixel_notes
+from vitctl.data.shards.tar import NO_LABEL
 from vitctl.data.source.views import no_class
 from vitctl.errors import DataError
 from vitctl.system import limits
@@ -128,8 +129,6 @@ class OriginalImages:
 Bad = Literal["stop", "skip", "keep"]
 REPORT = "intake.csv"
 _IMAGES_PER_TASK = 64
-# Marks of a missing label, in numbers and in other programs' tables.
-NO_LABEL = ("-1", "nan", "na", "n/a", "#n/a", "<na>", "nil", "none", "null", "?", "unlabeled", "unlabelled")
 _FEW_CLASSES = 10  # listed one by one in a command
 _HEIC = "heic"
 _HEIC_NAMES = (".heic", ".heif", ".hif")
