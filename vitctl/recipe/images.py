@@ -205,6 +205,12 @@ class TrainImages(Place):
     train_split: str = knob(
         "train", "split that is trained on, e.g. 'train' or 'train[:98%]'", source="B.1.1"
     )
+    test_split: str = knob(
+        "",
+        "split that the chosen weights are scored on once, after the last step, into the result's `test`; it "
+        "is set where evaluation.select_best chooses by other images and the data has a test split; '': none",
+        source="not in the paper",
+    )
     mixture: Mixture = knob(
         (),
         "train on several sources in these shares: [{path = 'a', weight = 3}, {path = 'b', weight = 1}]; "

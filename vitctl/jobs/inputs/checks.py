@@ -93,10 +93,13 @@ HELD_OUT = (
 Fitted = tuple[dict[str, str], str]  # values to be set in a recipe, by key, and a line that says why
 
 
-def fit_splits(loaded: Loaded) -> tuple[Loaded, str]:
+def fit_splits(loaded: Loaded, *, chooses: bool = False) -> tuple[Loaded, str]:
     """Replace a recipe's default splits by the splits that data.path has. Splits that the user named stay.
 
     The result is written into the run's recipe, which tells later jobs what was trained on.
+
+    Args:
+        chooses: whether the score of a training chooses among runs; evaluation.select_best chooses, too.
 
     Returns:
         the recipe, and a line that explains the change; "" if nothing changed.
@@ -109,9 +112,10 @@ def fit_splits(loaded: Loaded) -> tuple[Loaded, str]:
     if not isinstance(data, Place) or getattr(data, "synthetic", False) or getattr(data, "mixture", None):
         return loaded, ""
     if not data.path and data.dataset and isinstance(recipe, Pretrain | Finetune):
-        chooses, found = recipe.evaluation.select_best, [*find_data_set(data.dataset).sizes]
+        chooses, found = chooses or recipe.evaluation.select_best, [*find_data_set(data.dataset).sizes]
         fitting = default_splits(found) if chooses and is_test(data.eval_split) else None
-        values, note = _both(loaded, "", data.eval_split, found, fitting) if fitting else ({}, "")
+        values, note = _both(loaded, "", data.eval_split, found, fitting, chooses) if fitting else ({}, "")
+        values |= _tested(loaded, values, found, fitting) if fitting else {}
         return with_overrides(loaded, [Override(*one, _FLAG) for one in values.items()]), note
     if not data.path:
         return loaded, ""
@@ -133,14 +137,22 @@ def fit_splits(loaded: Loaded) -> tuple[Loaded, str]:
         train, scored = recipe.data.train_split or TRAIN, data.eval_split or TEST
         values, note = _both(loaded, train, scored, found, fitting)
     elif isinstance(recipe, Pretrain | Finetune) and data.eval_split:
-        values, note = _both(loaded, recipe.data.train_split, data.eval_split, found, fitting)
+        chooses = chooses or recipe.evaluation.select_best
+        values, note = _both(loaded, recipe.data.train_split, data.eval_split, found, fitting, chooses)
+        values |= _tested(loaded, values, found, fitting) if chooses else {}
     overrides = [Override(key, value, _FLAG) for key, value in values.items()]
     return (with_overrides(loaded, overrides) if overrides else loaded), note
 
 
-def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: DefaultSplits) -> Fitted:
-    keys, recipe, note = ("data.train_split", "data.eval_split"), loaded.recipe, fitting.note
-    chooses = isinstance(recipe, Pretrain | Finetune) and recipe.evaluation.select_best
+def _both(
+    loaded: Loaded,
+    train: str,
+    scored: str,
+    found: list[str],
+    fitting: DefaultSplits,
+    chooses: bool = False,
+) -> Fitted:
+    keys, note = ("data.train_split", "data.eval_split"), fitting.note
     if any(_is_from_flag(loaded, key) for key in keys):
         return {}, ""
     if _has(found, train) and _has(found, scored) and not (chooses and is_test(scored)):
@@ -158,8 +170,20 @@ def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: De
     pair = fitting.train, fitting.scored
     if chooses and ROLES.get(fitting.scored) != VALIDATION:
         pair = fitting.lr_train, fitting.lr_validation
-        note = f"'{pair[0]}' is trained on, '{pair[1]}' chooses the checkpoint; test images choose nothing"
+        note = f"'{pair[0]}' is trained on, '{pair[1]}' chooses; test images choose nothing"
     return dict(zip(keys, pair, strict=True)) | _sweep(loaded, found, fitting), note
+
+
+def _tested(
+    loaded: Loaded, values: Mapping[str, str], found: list[str], fitting: DefaultSplits
+) -> dict[str, str]:
+    """Choose the split to score once, where other images choose and none is named."""
+    data, test = getattr(loaded.recipe, "data", None), fitting.scored
+    used = [values.get(f"data.{name}", getattr(data, name)) for name in ("train_split", "eval_split")]
+    names = {part.partition("[")[0].strip() for one in used for part in one.split("+")}
+    is_spare = (is_test(test) and test not in names) or (len(found) == 1 and "data.eval_split" in values)
+    is_free = loaded.origin("data.test_split") == "default"
+    return {"data.test_split": test} if is_spare and is_free else {}
 
 
 def _sweep(loaded: Loaded, found: list[str], fitting: DefaultSplits) -> dict[str, str]:

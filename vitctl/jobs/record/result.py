@@ -569,6 +569,17 @@ def logged_scores(run: Path) -> "dict[int, Score]":
     return {step: score for step, score in Score.by_step(read_records(run / LOG)).items() if step}
 
 
+def logged_test(run: Path, step: int | None, data_sha256: str) -> "Score | None":
+    """Return the score of a step's weights on the images of data.test_split; None if it is not logged."""
+    from vitctl.engine.evaluation import Score
+
+    for record in read_records(run / LOG):
+        same = record.get("step") == step and record.get("data_sha256") == data_sha256
+        if record.get("kind") == "test" and same:
+            return Score.of(record)
+    return None
+
+
 def logged_probes(run: Path, step: int) -> dict[str, float]:
     """Return a training run's few-shot accuracies at a step, by name: "5-shot"."""
     records = [record for record in read_records(run / LOG) if record.get("kind") == "fewshot"]
