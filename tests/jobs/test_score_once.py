@@ -16,6 +16,7 @@ from vitctl.jobs.inputs.data import roles_note
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.write import flat
 from vitctl.verify.finding import FAILS
 from vitctl.verify.run_check import verify
 
@@ -59,7 +60,9 @@ def test_test_split__is_scored_once_by_the_chosen_weights_over_kills_and_verify_
     (once,) = scored_on_test(folder)
     assert once["step"] == result["provenance"]["weights_step"]
     assert result["provenance"]["test"]["split"] == "test"
-    again = job("evaluate", "again", **{"weights.source": str(folder), "data.path": str(tiny_data)})
+    loaded, said = fit_splits(load_recipe("evaluate", [Override("weights.source", str(folder))]))
+    assert said == f"no --data: 'test' of {tiny_data}, the data of {folder}"
+    again = job("evaluate", "again", **flat(loaded.recipe))
     of_test = result["metrics"]["test"]
     for key in ("correct", "total", "mean_per_class", "accuracy_interval"):
         assert of_test[key] == again["metrics"][key]

@@ -118,7 +118,10 @@ def resume(
 
     For example: vitctl resume runs/smoke_20260101-120000
     """
+    from vitctl.cli.show.console import say
+    from vitctl.cli.show.render import show_result
     from vitctl.errors import CheckpointError, DataError
+    from vitctl.jobs.record.result import read_result
     from vitctl.launch.run_folder import LOCK
     from vitctl.recipe.load import load_recipe
 
@@ -145,6 +148,10 @@ def resume(
         flag = next((flag for words, flag in gone.items() if words in str(error)), "")
         if not flag:
             raise
+        done = None if overrides or allow or flag == "--data" else read_result(run)
+        if done is not None and done.status == "done":
+            say(f"{run} is finished, and needs its start weights no more")
+            return show_result(vars(done), run)
         moved = f"if it moved, name its place: vitctl resume {typed(run)} {flag} PLACE"
         raise type(error)(str(error).partition("; ")[0], fix=moved) from None
 

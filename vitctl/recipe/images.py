@@ -437,9 +437,9 @@ class TrainImages(Place):
             ),
             (
                 self.auto_augment not in ("", *_POLICIES),
-                f"auto_augment = {self.auto_augment!r} should be {', '.join(_POLICIES[:4])} (torchvision's), "
-                f"{' or '.join(_POLICIES[4:])} (timm's), or as timm's rand-mM-nN-pP-mstdS-incI; for 3a set "
-                f"data.augment3 = true",
+                f"auto_augment = {self.auto_augment!r} should be randaugment, {', '.join(_POLICIES[:4])} "
+                f"(torchvision's; autoaugment: imagenet, ta_wide: trivial), {' or '.join(_POLICIES[4:])} "
+                f"(timm's), or as timm's rand-mM-nN-pP-mstdS-incI; for 3a set data.augment3 = true",
             ),
             (
                 self.auto_augment and self.randaugment_layers,

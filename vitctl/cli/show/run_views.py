@@ -182,6 +182,8 @@ def clean_runs(runs: Sequence[Path], converted: Sequence[Converted], *, yes: boo
     sizes = {one: size_on_disk(one.folder) for one in converted}
     for one, size in sizes.items():
         say(f"{one.folder}, converted from {one.made_of}: {bytes_text(size)}, and no run here needs it")
+    if sizes:
+        say("runs of other folders were not looked at: one that needs such data makes it again, with --data")
     total = sum(removal.num_bytes for removal in removals) + sum(sizes.values())
     number = sum(len(removal.folders) for removal in removals)
     what = [count_text(number, "checkpoint")] * bool(rows)

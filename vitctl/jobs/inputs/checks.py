@@ -5,6 +5,7 @@ The data may be folders of photographs, or have other splits than the recipe nam
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from vitctl.data.source.splits import (
     is_test,
 )
 from vitctl.data.source.views import Source
-from vitctl.engine.journal import CHECKPOINTS, MODEL, RECIPE, RUN_FILES, step_folders, tensor_files
+from vitctl.engine.journal import CHECKPOINTS, MODEL, RECIPE, RUN_FILES, run_of, step_folders, tensor_files
 from vitctl.engine.schedule import (
     TASK_IMAGES,
     batch_too_large,
@@ -52,14 +53,16 @@ from vitctl.jobs.inputs.data import (
     default_lanes,
     open_inputs,
     open_scored,
+    scored_place,
 )
 from vitctl.jobs.record.result import choose_weights, newest_run, set_of, start_weights, weights_place
+from vitctl.jobs.record.start_folder import at_start
 from vitctl.models.variants import Config, check_lora, downstream, variant, with_classifier
 from vitctl.models.weights.download import CONFIG, Fetch, cached, fetch, locate
 from vitctl.models.weights.header import check_named, own_header, read_network
 from vitctl.models.weights.meta import activation_of, distinct
 from vitctl.recipe.images import Place
-from vitctl.recipe.load import Loaded, Override, recipe_names, with_overrides
+from vitctl.recipe.load import Loaded, Override, load_recipe, recipe_names, with_overrides
 from vitctl.recipe.neutral_keys import idle_keys
 from vitctl.recipe.schema import (
     Evaluate,
@@ -90,7 +93,7 @@ HELD_OUT = (
 )
 
 
-Fitted = tuple[dict[str, str], str]  # values to be set in a recipe, by key, and a line that says why
+Fitted = tuple[dict[str, Any], str]  # values to be set in a recipe, by key, and a line that says why
 
 
 def fit_splits(loaded: Loaded, *, chooses: bool = False) -> tuple[Loaded, str]:
@@ -117,6 +120,9 @@ def fit_splits(loaded: Loaded, *, chooses: bool = False) -> tuple[Loaded, str]:
         values, note = _both(loaded, "", data.eval_split, found, fitting, chooses) if fitting else ({}, "")
         values |= _tested(loaded, values, found, fitting) if fitting else {}
         return with_overrides(loaded, [Override(*one, _FLAG) for one in values.items()]), note
+    if not data.path and not data.dataset and isinstance(recipe, Evaluate):
+        values, note = _of_run(loaded, recipe)
+        return with_overrides(loaded, [Override(*one, _FLAG) for one in values.items()]), note
     if not data.path:
         return loaded, ""
     try:
@@ -142,6 +148,24 @@ def fit_splits(loaded: Loaded, *, chooses: bool = False) -> tuple[Loaded, str]:
         values |= _tested(loaded, values, found, fitting) if chooses else {}
     overrides = [Override(key, value, _FLAG) for key, value in values.items()]
     return (with_overrides(loaded, overrides) if overrides else loaded), note
+
+
+def _of_run(loaded: Loaded, recipe: Evaluate) -> Fitted:
+    """Take the images that the run of the weights scored: those of its test, or of its scores."""
+    source = recipe.weights.source
+    if source == "newest":
+        with suppress(CheckpointError):  # the job says that there is none
+            source = str(newest_run("evaluate")[0])
+    run = run_of(Path(source))
+    trained = at_start(load_recipe(str(run / RECIPE)).recipe, run) if (run / RECIPE).is_file() else None
+    if not isinstance(trained, Pretrain | Finetune) or trained.data.synthetic:
+        return {}, ""
+    values = scored_place(trained.data) | {
+        "data.eval_split": trained.data.test_split or trained.data.eval_split
+    }
+    split = recipe.data.eval_split if _is_from_flag(loaded, "data.eval_split") else values["data.eval_split"]
+    note = f"no --data: '{split}' of {values['data.path'] or values['data.dataset']}, the data of {run}"
+    return {key: value for key, value in values.items() if not _is_from_flag(loaded, key)}, note
 
 
 def _both(

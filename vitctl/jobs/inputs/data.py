@@ -331,6 +331,15 @@ def training_notes(
     return [*groups, *sampling_notes(data, train_on), uneven.note if uneven else ""]
 
 
+def scored_place(data: TrainImages) -> dict[str, Any]:
+    """Return where the images are that a training scores, by recipe key of `evaluate`."""
+    names = "dataset path root classes cache_gib eval_split group_by exif_orientation truncated"
+    values = {f"data.{name}": getattr(data, name) for name in names.split()}
+    if not (data.path or data.dataset) and data.mixture:
+        values["data.path"] = data.mixture[0].path
+    return values
+
+
 def open_whole(place: Place, split: str, run_dir: Path) -> Source:
     """Open a split behind a score; remote shards always pass through the cache, which verifies them."""
     limit = place.cache_gib or Place.model_fields["cache_gib"].default

@@ -50,7 +50,7 @@ from vitctl.recipe.write import written_name
 from vitctl.system import limits
 from vitctl.system.address import without_queries
 from vitctl.system.files import flush, read_bytes, read_json, read_toml
-from vitctl.system.text import one_line
+from vitctl.system.text import did_you_mean, nearest, one_line
 
 if TYPE_CHECKING:
     from vitctl.engine.checkpoint import SavedCheckpoint
@@ -415,7 +415,9 @@ def choose_weights(
             )
         if not folder.exists():
             started = "this run started from them: restore them, or start a new run with other weights"
-            fix = started if pinned else meant(str(folder)) or _GIVE_WEIGHTS
+            near = nearest(folder.name, [one.name for one in folder.parent.glob("*")], 1)
+            named = meant(str(folder)) or did_you_mean(str(folder.parent / name) for name in near)
+            fix = started if pinned else named or _GIVE_WEIGHTS
             raise CheckpointError(folder, "no such weights", fix)
         name = name_of(folder.name)
         if folder.is_file() and name in _tensor_files(folder.parent):
