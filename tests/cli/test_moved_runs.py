@@ -56,7 +56,9 @@ def test_rm__a_run_that_another_started_from_stays(vitctl: Vitctl, pretrained: P
     assert (
         "a link to a run; name its folder" in vitctl("runs", "rm", "link").err and Path("link").is_symlink()
     )
-    assert vitctl("runs", "rm", "runs/start").err.startswith("vitctl: runs/start: runs/a started from it; ")
+    assert vitctl("runs", "rm", "runs/start").err.startswith(
+        "vitctl: runs/start: runs/a started from it, and "
+    )
     image = f"{tiny_data}:train"
     said = vitctl("predict", image, "--from", "runs/a", "--top", 1, "--out", "answers.jsonl")
     assert (said.code, said.out) == (0, "") and "was trained on 70 of these 70 images" in said.err

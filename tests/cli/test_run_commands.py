@@ -15,7 +15,7 @@ from tests.launch.conftest import lock_held
 from tests.report.conftest import made_up
 from vitctl.cli.run_commands import _number
 from vitctl.cli.show import run_views as shown
-from vitctl.data.datasets.converted import keep_record
+from vitctl.data.datasets.converted import fingerprint, keep_record
 from vitctl.engine.journal import append_record
 from vitctl.jobs.record.result import RunResult, write_result
 
@@ -127,9 +127,11 @@ def test_clean__deletes_converted_data_that_no_run_needs(
 ) -> None:
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
     shutil.copytree(pretrained, tmp_path / "runs/a")
-    for name in ("needed", "other"):
+    (tmp_path / "photos/other").mkdir(parents=True)
+    for name in ("needed", "other", "gone"):  # what cannot be made again stays: runs elsewhere may name it
         (tmp_path / "runs/shards" / name).mkdir(parents=True)
-        keep_record(tmp_path / "runs/shards" / name, f"photos/{name}", "state")
+        state = fingerprint(f"photos/{name}") if name == "other" else "state"
+        keep_record(tmp_path / "runs/shards" / name, f"photos/{name}", state)
     recipe = tmp_path / "runs/a/recipe.toml"
     recipe.write_text(f"# runs/shards/needed\n{recipe.read_text()}")
     for name, age in (("fresh-1", 0), ("stale-2", 2 * 86_400)):
@@ -139,9 +141,10 @@ def test_clean__deletes_converted_data_that_no_run_needs(
         os.utime(record, (time.time() - age,) * 2)
     listed = vitctl("runs").out
     assert all(name in listed for name in ("needed", "other", "fresh-1", "stale-2", "2 d ago", "photos.zip"))
-    assert vitctl("runs", "clean", "--yes").code == 0
+    said = vitctl("runs", "clean", "--yes")
+    assert (said.code, "runs of other folders were not looked at" in said.out) == (0, True)
     left = {one.name for one in (*tmp_path.glob("runs/shards/*"), *tmp_path.glob("cache/unpacked/*"))}
-    assert left == {"needed", "fresh-1", "fresh-1.json"}
+    assert left == {"needed", "gone", "fresh-1", "fresh-1.json"}
 
 
 def test_clean__takes_the_folder_before_or_behind_the_word(

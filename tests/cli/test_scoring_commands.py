@@ -8,6 +8,8 @@ import pytest
 
 from tests.cli.conftest import Vitctl, words
 from tests.conftest import TINY
+from tests.trained import CPU, SMALL
+from vitctl.engine.journal import read_records
 
 QUICK = ("--set", "machine.workers=0", "--set", "machine.device=cpu")
 
@@ -148,3 +150,21 @@ def test_finetune__the_sweep_in_one_command(
         assert alone["metrics"]["correct"] == swept["metrics"]["correct"]
         assert alone["provenance"]["weights_sha256"] == swept["provenance"]["weights_sha256"]
         assert not (tmp_path / flags[0] / "sweep").exists()
+
+
+@pytest.mark.slow
+def test_sweep__compares_on_held_out_images_and_scores_the_best_once_on_the_test_images(
+    vitctl: Vitctl, tiny_data: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    sets = [f"--set={key}={value}" for key, value in {**CPU, **SMALL}.items()]
+    for _ in range(2):
+        said = vitctl("sweep", "finetune", "--lr", "0.001,0.03", "--from", pretrained, "--data", tiny_data,
+                      "--out", "s", *sets)  # fmt: skip
+        assert said.code == 0, said.err
+    assert "\nbest: " in said.out
+    folders = sorted(file.parent for file in tmp_path.glob("s/*/result.json"))
+    results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+    assert [one["provenance"]["split"] for one in results] == ["train[90%:]"] * 2
+    assert sum("test" in one["metrics"] for one in results) == 1
+    records = [one for folder in folders for one in read_records(folder / "log.jsonl")]
+    assert sum(one["kind"] == "test" for one in records) == 1

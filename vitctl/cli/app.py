@@ -241,6 +241,8 @@ OTHER_COMMANDS = {
     **dict.fromkeys(("convert", "onnx"), ("export",)),
     **dict.fromkeys(("linear", "linear_probe", "knn"), ("probe",)),
     **dict.fromkeys(("benchmark", "profile"), ("bench",)),
+    **dict.fromkeys(("delete", "remove", "del"), ("runs rm",)),
+    **dict.fromkeys(("list", "ls", "history"), ("runs",)),
 }
 MOST = 3
 NO_VALUE = "VALUE"

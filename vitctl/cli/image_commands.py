@@ -289,7 +289,9 @@ def inspect(
     if images and (named := [flag for flag in ("--data", "--dataset", "--split") if flag in flags]):
         raise RecipeError(f"{images[0]} and {named[0]}", "both name images", "leave one of them out")
     overrides = [Override("machine.precision", "float32", "vitctl inspect"), *overrides_of(flags, set_)]
-    recipe = fitted(load_recipe("evaluate", overrides, job="evaluate"), with_timeout=False).recipe
+    overrides += [Override("weights.source", source, "--from") for source in sources[:1]]
+    loaded = load_recipe("evaluate", overrides, job="evaluate")
+    recipe = (loaded if images else fitted(loaded, with_timeout=False)).recipe
     assert isinstance(recipe, Evaluate)
     for source in sources:
         if "://" in source:
@@ -304,18 +306,19 @@ def inspect(
             seed=seed,
             done=progress,
         )
-    _print_figures(rows, out)
+    _print_figures(rows, out, (sources or [recipe.weights.source])[0])
 
 
-def _print_figures(rows: "Sequence[Row]", out: Path) -> None:
+def _print_figures(rows: "Sequence[Row]", out: Path, source: str) -> None:
     from vitctl.cli.show.console import say, show_table
+    from vitctl.engine.journal import RECIPE, run_of
     from vitctl.jobs.inspection import NUMBERS
 
     for name in dict.fromkeys(row.weights for row in rows):
         parts = [(row.part.replace("_", " "), row.text) for row in rows if row.weights == name]
         show_table((name, ""), parts, left=None)
     figures = len({file.with_suffix("") for row in rows for file in row.files})
-    say(
-        f"{count_text(figures, 'figure')}, each as .png and .svg, and {NUMBERS} in {typed(out)}; "
-        f"`vitctl report RUN` shows those in RUN/inspect"
-    )
+    run = run_of(Path(source))
+    shown = f"`vitctl report {typed(run)}` shows those of --out {typed(run / 'inspect')}"
+    text = f"; {shown}" if (run / RECIPE).is_file() else ""
+    say(f"{count_text(figures, 'figure')}, each as .png and .svg, and {NUMBERS} in {typed(out)}{text}")

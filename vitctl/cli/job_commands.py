@@ -118,7 +118,10 @@ def resume(
 
     For example: vitctl resume runs/smoke_20260101-120000
     """
+    from vitctl.cli.show.console import say
+    from vitctl.cli.show.render import show_result
     from vitctl.errors import CheckpointError, DataError
+    from vitctl.jobs.record.result import read_result
     from vitctl.launch.run_folder import LOCK
     from vitctl.recipe.load import load_recipe
 
@@ -145,6 +148,10 @@ def resume(
         flag = next((flag for words, flag in gone.items() if words in str(error)), "")
         if not flag:
             raise
+        done = None if overrides or allow or flag == "--data" else read_result(run)
+        if done is not None and done.status == "done":
+            say(f"{run} is finished, and needs its start weights no more")
+            return show_result(vars(done), run)
         moved = f"if it moved, name its place: vitctl resume {typed(run)} {flag} PLACE"
         raise type(error)(str(error).partition("; ")[0], fix=moved) from None
 
@@ -327,9 +334,10 @@ def sweep(
     plot (sweep.png, if matplotlib is installed).
     """
     from vitctl.cli.show.console import CONSOLE
+    from vitctl.data.source.splits import is_test
     from vitctl.launch.run_folder import new_run_dir
     from vitctl.launch.sweep_cells import is_done, prepare_cells
-    from vitctl.recipe.load import Override, with_overrides
+    from vitctl.recipe.load import Override, load_recipe, with_overrides
     from vitctl.recipe.schema import Finetune
     from vitctl.recipe.sweep import expand_sweep, find_sweep, parse_axes
 
@@ -347,9 +355,15 @@ def sweep(
     overrides += started_processes(None, batch, overrides)
     cells = expand_sweep(chosen, axes, overrides)
 
-    said = set[str]()
+    folder = out or new_run_dir(f"sweep_{chosen.name}")
+    chooses = not chosen.axes and not chosen.cells and {*axes} != {"seed"}
+    said, test = set[str](), ""
+    if (begun := folder / cells[0].name / RECIPE).exists():  # a sweep of an earlier release goes on as it was
+        before = load_recipe(str(begun)).recipe
+        chooses = chooses and isinstance(before, Finetune) and not is_test(before.data.eval_split)
 
     def settled(loaded: "Loaded") -> "Loaded":
+        nonlocal test
         if loaded.origin("optimizer.lr") in ("--grid", "--lr") and isinstance(loaded.recipe, Finetune):
             loaded = with_overrides(loaded, [Override("sweep.lrs", (), "--lr")])
         place = getattr(getattr(loaded.recipe, "data", None), "path", "")
@@ -357,14 +371,17 @@ def sweep(
         said.add(place)
         try:
             loaded = with_shards(loaded, folder.parent, dry_run=dry_run, is_alone=True)
-            loaded = fitted(loaded, with_timeout=dry_run)
+            is_choice = chooses and isinstance(loaded.recipe, Finetune)
+            loaded = fitted(loaded, with_timeout=dry_run, chooses=is_choice)
         finally:
             CONSOLE.quiet = False
+        if chooses and isinstance(loaded.recipe, Finetune) and loaded.recipe.data.test_split:
+            test = loaded.recipe.data.test_split
+            loaded = with_overrides(loaded, [Override("data.test_split", "", "the best run of the sweep")])
         if not dry_run:
             fetch_weights_of(loaded)
         return loaded
 
-    folder = out or new_run_dir(f"sweep_{chosen.name}")
     if dry_run:
         from vitctl.cli.show.run_views import show_costs
 
@@ -376,7 +393,7 @@ def sweep(
     if not (print_ or batch):
         from vitctl.cli.show.run_views import run_and_show
 
-        run_and_show(chosen, cells, folder, metric)
+        run_and_show(chosen, cells, folder, metric, test)
         return
     for cell in cells:
         if not batch:

@@ -287,7 +287,7 @@ def clean(
     For example: vitctl runs clean
 
     Logs and results stay, and the run can still be resumed, scored and exported. Active runs are not touched,
-    nor is the cache of a day. RUNS alone leave converted data.
+    nor is the cache of a day, nor shards whose photographs are gone. RUNS alone leave converted data.
     """
     from vitctl.cli.show.run_views import clean_runs
     from vitctl.data.datasets.converted import list_converted

@@ -260,7 +260,7 @@ def with_shards(
     return with_overrides(loaded, [Override(*one, "shards of photographs") for one in values.items()])
 
 
-def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
+def fitted(loaded: "Loaded", *, with_timeout: bool, chooses: bool = False) -> "Loaded":
     """Choose the splits that --data has, and print them; `with_timeout` gives up on a silent address."""
     from vitctl.cli.show.console import say
     from vitctl.jobs.inputs.checks import fit_splits
@@ -270,10 +270,10 @@ def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
 
     found: tuple[Loaded, str] | str
     if with_timeout and is_remote(getattr(getattr(loaded.recipe, "data", None), "path", "")):
-        found = call_with_timeout(LOOKUP_SECONDS, lambda: fit_splits(loaded))
+        found = call_with_timeout(LOOKUP_SECONDS, lambda: fit_splits(loaded, chooses=chooses))
     else:
         with patient(patience(loaded.recipe)):
-            found = fit_splits(loaded)
+            found = fit_splits(loaded, chooses=chooses)
     if isinstance(found, str):  # the error message of an address
         return loaded
     if found[1]:

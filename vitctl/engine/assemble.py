@@ -79,6 +79,7 @@ class Images:
     Args:
         train, augmentation: training images, and their augmentation.
         scored, pre_processing: images that are scored, or None, and the evaluation pre-processing.
+        tested: images that are scored once, by the chosen weights; None: there are none.
         colours: `mean` and `std` of the weights.
         order: of the training images; None: the exact shuffle by the recipe's seed.
         mixing: MixUp and CutMix of training batches.
@@ -91,6 +92,7 @@ class Images:
     colours: Mapping[str, Any]
     order: SampleOrder | None = None
     mixing: Mixing = field(default_factory=Mixing)
+    tested: Source | None = None
 
     def meta(self, loss: str) -> dict[str, Any]:
         """Return the metadata to store with the weights, so that they give the same numbers elsewhere."""
@@ -131,6 +133,7 @@ def assembled(
     start: Mapping[str, Tensor] = MappingProxyType({}),
     start_weights_sha256: str = "",
     teacher: Teacher | None = None,
+    test: Callable[[nn.Module], Score] | None = None,
 ) -> Trainer:
     """Return the training of a recipe in a folder, as one process sees it.
 
@@ -146,6 +149,7 @@ def assembled(
         start: weights that are read once the network is sharded, by name.
         start_weights_sha256: digest of the pre-trained weights; empty without any.
         teacher: of [distillation]; None without one.
+        test: scores the chosen weights on `images.tested`, see `Trainer.test`.
 
     Raises:
         LaunchError: other processes have other inputs, or the machine cannot compute this.
@@ -159,7 +163,7 @@ def assembled(
         {} if in_parts else model.state_dict(),
         model.config,
         meta,
-        (images.train, images.scored),
+        (images.train, images.scored, images.tested),
     )
 
     # The images of this process, and the loss of a batch.
@@ -314,6 +318,7 @@ def assembled(
         log=log,
         train_step=train_step,
         evaluators=evaluators,
+        test=test,
         total_steps=steps,
         steps_behind=int(is_cuda),
     )

@@ -63,6 +63,7 @@ class Trainer:
         log: what is written down.
         train_step: computes an update.
         evaluators: what is measured by schedule, in this order.
+        test: scores a network on the images that choose nothing; called once, by the job, after `fit`.
         total_steps: the last step.
         steps_behind: how late numbers are read from the device.
     """
@@ -77,6 +78,7 @@ class Trainer:
     log: RunLog
     train_step: TrainStep
     evaluators: Sequence[Evaluator]
+    test: Callable[[Model], Score] | None
     total_steps: int
     steps_behind: int
     # Not read from the device yet: step, update, moments around the wait for its images, these.

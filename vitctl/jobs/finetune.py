@@ -98,7 +98,7 @@ def finetune(
     names = found.weights.meta.get("class_names") or []
     check_kept_head(recipe, found.path, found.weights.config, names, train_on.class_names)
     recipe = fitted_recipe(recipe, len(train_on))
-    run = start_run(recipe, run_dir, report, stop, score_on, train_on, act=act)
+    run = start_run(recipe, run_dir, report, stop, score_on, inputs.tested, train_on, act=act)
     found = checked_by_one(found, run.runtime)
     run.journal.say("data", *training_notes(recipe, data, train_on, score_on))
     if inputs.tried and score_on and (count := shared_samples(score_on, inputs.tried[1])):
@@ -110,7 +110,7 @@ def finetune(
     tried = _sweep(recipe, start, run, inputs.tried) if inputs.tried else []
     recipe = _with_lr(recipe, best(tried).value) if tried else recipe
     seeds = recipe.finetune.seeds or (recipe.seed,)
-    score, used = _train(_with_seed(recipe, seeds[0]), start, run, (train_on, score_on))
+    score, used = _train(_with_seed(recipe, seeds[0]), start, run, (train_on, score_on), inputs.tested)
     used |= weights_used(found, recipe.weights) | {
         "lr": recipe.optimizer.lr,
         "total_steps": checked_steps(len(train_on), recipe.schedule, recipe.machine.processes),
@@ -121,7 +121,8 @@ def finetune(
     if len(seeds) > 1:
         repeated = _repeat(recipe, seeds, start, run, (train_on, score_on), score)
         beside = baselines(score_on.labels(), len(score_on.class_names)) if score_on is not None else {}
-        result = replace(result, metrics=over_seeds(repeated) | beside)
+        first = {name: result.metrics[name] for name in ("test",) if name in result.metrics}
+        result = replace(result, metrics=over_seeds(repeated) | beside | first)
     if not tried:
         return result
     table = {f"{one.value:g}": one.score.number for one in tried}
@@ -183,6 +184,11 @@ def _sweep(recipe: Finetune, start: _Start, run: RunContext, images: tuple[Sourc
     must_match = _score_identity(recipe, start, *images)
     tried = run_trials(recipe.sweep.lrs, attempt, run.folder, run.runtime, knob="lr", must_match=must_match)
     table = {f"{one.value:g}": one.score.number for one in tried}
+    if (
+        len(equal := [f"{one.value:g}" for one in tried if one.score.deciding == best(tried).score.deciding])
+        > 1
+    ):
+        run.journal.say("warning", f"learning rates {' and '.join(equal)} are equal: took the first")
     run.journal.write("sweep", step=0, split=recipe.sweep.eval_split, accuracies=table, lr=best(tried).value)
     return tried
 
@@ -248,7 +254,7 @@ def _with_lr(recipe: Finetune, lr: float) -> Finetune:
 
 
 def _train(
-    recipe: Finetune, start: _Start, run: RunContext, pair: Pair
+    recipe: Finetune, start: _Start, run: RunContext, pair: Pair, tested: Source | None = None
 ) -> tuple[Score | None, dict[str, Any]]:
     """Train in a folder. Return the score after the last step, and its provenance."""
     train_on, score_on = pair
@@ -275,7 +281,7 @@ def _train(
                      f"compute as in evaluation")  # fmt: skip
     found.log(run.journal, *lines, rates_in_words(recipe, rates))
     run.journal.say("warning", *unseen_pixels(model.config))
-    images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule, found.weights.meta)
+    images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule, found.weights.meta, tested)
     if not found.weights.is_later:  # otherwise parts are read later
         model = on_device(model, run.runtime)
     if recipe.finetune.head == "fewshot":

@@ -309,7 +309,7 @@ def plan_training(
         expected=expected(config, recipe, teacher, device, min(micro_batch, fitting), most),
         fitting_micro_batch=min(fitting, memory.share),
         largest_batch=memory.largest(),
-        notes=(*notes, *unseen_pixels(config)),
+        notes=(*unseen_pixels(config), *notes),
         ways=tuple(_ways(config, recipe, teacher, device, multiple)) if micro_batch > fitting else (),
     )
 
@@ -510,7 +510,7 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
         _add_few_shot(plan, recipe)
     else:
         _add_scored(plan, recipe, found)
-    plan.notes = list(dict.fromkeys([*plan.notes, *unseen_pixels(config)]))
+    plan.notes = list(dict.fromkeys([*unseen_pixels(config), *plan.notes]))
     return plan
 
 

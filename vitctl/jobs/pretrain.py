@@ -92,10 +92,10 @@ def pretrain(
     Paper: Section 4.1, Appendix B.1, Table 3
     """
     inputs = inputs or open_inputs(recipe, run_dir)
-    train_on, score_on, probed = inputs.train, inputs.scored, inputs.probed
+    train_on, score_on, probed, tested = inputs.train, inputs.scored, inputs.probed, inputs.tested
     assert train_on is not None
     recipe = fitted_recipe(recipe, len(train_on))
-    in_order = [score_on, *((probed.train, probed.test) if probed else ()), train_on]
+    in_order = [score_on, tested, *((probed.train, probed.test) if probed else ()), train_on]
     run = start_run(recipe, run_dir, report, stop, *in_order, act=act)
     run.journal.say("data", *training_notes(recipe, recipe.data, train_on, score_on))
 
@@ -107,11 +107,11 @@ def pretrain(
 
     objective: Callable[..., Tensor] | None = None
     if isinstance(config, MaskedPatchConfig):
-        score_on = None  # no classes to score
+        score_on = tested = None  # no classes to score
         rate = recipe.masked_patch.corrupted  # Appendix B.1.2
         objective = partial(predict_masked_patches, config=config, rate=rate, seed=recipe.seed)
     colours = {"mean": recipe.data.mean, "std": recipe.data.std}
-    images = images_of(recipe.data, train_on, score_on, recipe.seed, recipe.schedule, colours)
+    images = images_of(recipe.data, train_on, score_on, recipe.seed, recipe.schedule, colours, tested)
     probe = make_probe(recipe, probed, run) if probed else None
     score = train(recipe, run, model, images, objective=objective, probe=probe)
     used = {

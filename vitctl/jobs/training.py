@@ -18,7 +18,7 @@ from vitctl.data.source.verification import Verification, Verified
 from vitctl.data.source.views import Source, source_text
 from vitctl.engine.agreement import changed_on_purpose
 from vitctl.engine.assemble import Images, Options, RunContext, assembled
-from vitctl.engine.checkpoint import read_state
+from vitctl.engine.checkpoint import read_checkpoint, read_state
 from vitctl.engine.computation import computed_training, exact
 from vitctl.engine.evaluation import Score, cached_features, evaluate_model, representations
 from vitctl.engine.journal import (
@@ -32,13 +32,21 @@ from vitctl.engine.journal import (
 )
 from vitctl.engine.losses import Mixing
 from vitctl.engine.metrics import baselines, wilson
+from vitctl.engine.optimizer import averaged
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime, num_workers, start, tracking
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import corrected, eval_transform, train_transform, training_order
 from vitctl.jobs.inputs.weights import FoundWeights
-from vitctl.jobs.record.result import RunResult, choose_weights, data_used, logged_probes, logged_scores
+from vitctl.jobs.record.result import (
+    RunResult,
+    choose_weights,
+    data_used,
+    logged_probes,
+    logged_scores,
+    logged_test,
+)
 from vitctl.models.blocks import compile_errors
 from vitctl.models.build import Model
 from vitctl.models.kernels import attention_of
@@ -277,6 +285,8 @@ def trained(
     }
     if isinstance(recipe, Pretrain | Finetune) and (uneven := corrected(recipe, images.train)):
         used |= uneven.used
+    if images.tested is not None:
+        used["test"] = data_used(images.tested, data.test_split)
     if images.scored is None:
         return used
     used |= {**data_used(images.scored, data.eval_split), "labels": "original"}
@@ -306,6 +316,11 @@ def training_result(
         metrics["accuracy_interval"] = wilson(score.correct, score.total)
     if chosen.step is not None:
         metrics |= logged_probes(run_dir, chosen.step)
+    if tested := used.get("test"):
+        test = logged_test(run_dir, chosen.step, tested["data_sha256"])
+        assert test is not None
+        interval = wilson(test.correct, test.total)
+        metrics["test"] = {**test.numbers, "accuracy_interval": interval}
     if recipe.evaluation.select_best:
         step, last = max(logged_scores(run_dir).items())
         metrics["last"] = {"step": step, **last.numbers}
@@ -372,6 +387,7 @@ def images_of(
     seed: int,
     schedule: Schedule,
     colours: Mapping[str, Any],
+    tested: Source | None = None,
 ) -> Images:
     """Return the images of [data], augmented and pre-processed, in the order of the seed and [schedule].
 
@@ -390,7 +406,7 @@ def images_of(
         until=int(len(train_on) * off // schedule.batch_size) if off else None,
     )
     transforms = train_transform(data, mean), eval_transform(data, mean)
-    return Images(train_on, transforms[0], score_on, transforms[1], colours, order, mixing)
+    return Images(train_on, transforms[0], score_on, transforms[1], colours, order, mixing, tested)
 
 
 def train(
@@ -409,24 +425,41 @@ def train(
     """
     runtime, lanes = run.runtime, recipe.schedule.lanes > 0
     meta = images.meta(recipe.loss.name) | stated(images.colours) | dict(stored)
-    score = None
-    if images.scored is not None:
-        look = ImagePass(run, recipe, images.pre_processing, images.colours, whole_batches=lanes)
-        loss = recipe.loss.name if recipe.evaluation.metric == "loss" else ""
-        score = partial(look.through, evaluate_model, "scoring", source=images.scored, loss=loss)
+    look = ImagePass(run, recipe, images.pre_processing, images.colours, whole_batches=lanes)
+    loss = recipe.loss.name if recipe.evaluation.metric == "loss" else ""
+    score, test = (
+        partial(look.through, evaluate_model, "scoring", source=source, loss=loss) if source else None
+        for source in (images.scored, images.tested)
+    )
     with (
         exact(runtime, recipe.schedule.threads) if lanes else nullcontext(),
         compile_errors(run.stop.check) if recipe.machine.compile else nullcontext(),
     ):
-        trainer = assembled(recipe, run, model, images, meta, score, **options)
+        trainer = assembled(recipe, run, model, images, meta, score, test=test, **options)
         with tracking(runtime, recipe, run.folder):
             last = (run.act or Trainer.fit)(trainer)
+            if images.tested is not None and run.act is None:
+                _test(trainer, run, images.tested)
     if not recipe.evaluation.select_best:
         return last
     if not runtime.is_main:
         return None
     _, chosen = choose_weights(run.folder, "best", by_size=True)
     return logged_scores(run.folder)[chosen.step or 0]
+
+
+def _test(trainer: Trainer, run: RunContext, tested: Source) -> None:
+    """Score the weights that represent the run on images that chose nothing, unless its log has it."""
+    runtime = run.runtime
+    runtime.wait()
+    path, chosen = choose_weights(run.folder, by_size=True)
+    is_known = runtime.is_main and logged_test(run.folder, chosen.step, tested.digest) is not None
+    if trainer.test is None or runtime.sum([float(is_known)])[0]:
+        return
+    trainer.state.load(read_checkpoint(path.parent))
+    with averaged(trainer.state.network, trainer.state.average if chosen.averaged else None):
+        score = replace(trainer.test(trainer.state.network), metric=trainer.recipe.evaluation.metric)
+    run.journal.write("test", step=chosen.step, data_sha256=tested.digest, **score.numbers)
 
 
 def on_device(model: M, runtime: Runtime) -> M:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitctl.data.datasets.converted import SHARDS, Converted
+from vitctl.data.datasets.converted import SHARDS, Converted, is_current
 from vitctl.engine.journal import (
     CHECKPOINTS,
     LOG,
@@ -283,9 +283,9 @@ def remove_run(run: Path) -> int:
         raise CheckpointError(run, "a link to a run", fix)
     others = [other for other in run_folders(run.parent) if other.resolve() != run.resolve()]
     if users := [other for other in others if _starts_from(other, run)]:
-        more = f" and {len(users) - 1} more" if len(users) > 1 else ""
-        fix = f"it cannot be resumed without it; remove it first: vitctl runs rm {typed(users[0])}"
-        raise CheckpointError(run, f"{users[0]}{more} started from it", fix)
+        fix = f"to remove them first: vitctl runs rm {' '.join(map(typed, users))}"
+        what = f"{', '.join(map(str, users))} started from it, and cannot be resumed without it"
+        raise CheckpointError(run, what, fix)
     with locked(run), explaining(run):
         freed = size_on_disk(run)
         aside = run.rename(run.with_name(f".{run.name}.removed"))  # half of a run never looks whole
@@ -302,13 +302,13 @@ def _starts_from(other: Path, run: Path) -> bool:
 
 
 def unused(converted: Sequence[Converted], runs: Sequence[Path]) -> list[Converted]:
-    """Return the shards that no recipe of the runs names, and what was in the cache, which other folders
-    share, for a day without use.
+    """Return the shards that no recipe of the runs names and that can be made again, for runs elsewhere that
+    name them; and what was in the cache, which other folders share, for a day without use.
     """
     recipes = [_unless_damaged(Path.read_text, run / RECIPE) or "" for run in runs]
     return [
         one
         for one in converted
         if not any(one.folder.name in recipe for recipe in recipes)
-        if one.folder.parent.name == SHARDS or one.when < time.time() - _DAY
+        if (is_current(one) if one.folder.parent.name == SHARDS else one.when < time.time() - _DAY)
     ]

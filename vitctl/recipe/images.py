@@ -211,6 +211,12 @@ class TrainImages(Place):
     train_split: str = knob(
         "train", "split that is trained on, e.g. 'train' or 'train[:98%]'", source="B.1.1"
     )
+    test_split: str = knob(
+        "",
+        "split that the chosen weights are scored on once, after the last step, into the result's `test`; it "
+        "is set where evaluation.select_best chooses by other images and the data has a test split; '': none",
+        source="not in the paper",
+    )
     mixture: Mixture = knob(
         (),
         "train on several sources in these shares: [{path = 'a', weight = 3}, {path = 'b', weight = 1}]; "
@@ -437,9 +443,9 @@ class TrainImages(Place):
             ),
             (
                 self.auto_augment not in ("", *_POLICIES),
-                f"auto_augment = {self.auto_augment!r} should be {', '.join(_POLICIES[:4])} (torchvision's), "
-                f"{' or '.join(_POLICIES[4:])} (timm's), or as timm's rand-mM-nN-pP-mstdS-incI; for 3a set "
-                f"data.augment3 = true",
+                f"auto_augment = {self.auto_augment!r} should be randaugment, {', '.join(_POLICIES[:4])} "
+                f"(torchvision's; autoaugment: imagenet, ta_wide: trivial), {' or '.join(_POLICIES[4:])} "
+                f"(timm's), or as timm's rand-mM-nN-pP-mstdS-incI; for 3a set data.augment3 = true",
             ),
             (
                 self.auto_augment and self.randaugment_layers,

@@ -343,7 +343,7 @@ def _problem(
             return RecipeError(where, f"{key + ': ' if key else ''}{what}", fix)
         case _:
             reason = f"{detail['msg'][0].lower()}{detail['msg'][1:]}"
-            return RecipeError(where, f"{key} = {_shown(value)} is not allowed: {reason}", _hint(detail))
+            return RecipeError(where, f"{key} = {_shown(value)} is not allowed: {reason}", _hint(detail, key))
 
 
 def _instead(key: str, schema: type[BaseModel]) -> str:
@@ -361,11 +361,13 @@ def _instead(key: str, schema: type[BaseModel]) -> str:
     return did_you_mean(elsewhere[:1] or one_edit_away(key, [*schema.model_fields, *keys])[:1])
 
 
-def _hint(detail: ErrorDetails) -> str:
-    """Return the nearest allowed word, or the integer form of 1e4, which TOML reads as a float."""
+def _hint(detail: ErrorDetails, key: str) -> str:
+    """Return the key or the allowed word that was meant, or the integer form of 1e4, in TOML a float."""
     value = detail.get("input")
     if detail["type"] == "literal_error" and isinstance(value, str):
         return did_you_mean(nearest(value, re.findall("'(.*?)'", detail["ctx"]["expected"])))
+    if key == "loss.smoothing":  # says how, and not how much
+        return did_you_mean([f"loss.label_smoothing={value}"])
     whole = detail["type"].startswith("int") and isinstance(value, float) and value.is_integer()
     return f"write {int(value)}" if whole else ""
 

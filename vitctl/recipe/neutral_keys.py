@@ -37,6 +37,7 @@ RESULT_NEUTRAL = (
     "data.root",
     "data.cache_gib",
     "data.patience",
+    "data.test_split",  # results record the split and its digest beside its score
     "fewshot_probe.root",
     "fewshot_probe.cache_gib",
     "fewshot_probe.patience",
@@ -83,6 +84,7 @@ _ADDED: dict[str, Any] = {
     "distillation.kind": "soft",
     "distillation.weight": 0.5,
     "distillation.temperature": 1.0,
+    "data.test_split": "",
     "data.randaugment_rules": "torchvision",
     "data.randaugment_probability": 0.5,
     "data.randaugment_std": 0.0,
@@ -134,6 +136,7 @@ def idle_keys(recipe: Recipe) -> dict[str, str]:
         is_part = data.subset_images or data.subset_fraction < 1
         found |= {
             "data.train_resize": (data.train_resize and data.crop != "random", f"for crop = '{data.crop}'"),
+            "data.test_split": (data.test_split and data.synthetic, "for synthetic images"),
             "data.subset_seed": (data.subset_seed and not is_part, "without a subset"),
         }
     if isinstance(recipe, Probe):

@@ -231,7 +231,9 @@ class Checkpoint(Section):
     )
     keep_last: int = knob(2, "newest checkpoints kept", ge=1)
     keep_best: int = knob(
-        0, "best checkpoints kept by accuracy on data.eval_split (needs evaluation.every_steps)", ge=0
+        0,
+        "best checkpoints kept, by evaluation.metric on data.eval_split (needs evaluation.every_steps)",
+        ge=0,
     )
 
 

@@ -860,7 +860,7 @@ class Evaluation(Scoring):
     every_steps: int = knob(0, "score every so many steps; 0: only at the end", unit="steps", ge=0)
     select_best: bool = knob(
         False,
-        "the best checkpoint by accuracy on data.eval_split represents the run, not the last (needs "
+        "the best checkpoint by evaluation.metric on data.eval_split represents the run, not the last (needs "
         "checkpoint.keep_best, and "
         "a checkpoint at every score)",
         source="4.3",

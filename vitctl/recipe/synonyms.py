@@ -294,7 +294,10 @@ SYNONYMS = {
         "and one number for evaluation.every_steps and checkpoint.every_steps",
     ),
     "patience": Synonym("evaluation.patience", "scores, not epochs; data.patience waits for a store"),
-    "early_stopping": Synonym("evaluation.patience", "scores without a better one"),
+    **dict.fromkeys(
+        ("early_stopping", "early_stopping_patience"),
+        Synonym("evaluation.patience", "scores without a better one; needs evaluation.select_best"),
+    ),
     "eval_strategy": Synonym("evaluation.every_steps", "steps; 0: only at the end"),
     "save_strategy": Synonym("checkpoint.every_steps", "steps"),
     "eval_steps": Synonym("evaluation.every_steps"),
@@ -364,7 +367,8 @@ SYNONYMS = {
     "full_determinism": Synonym("schedule.lanes", "the same bits on any number of processes"),
     "deterministic": Synonym("schedule.lanes", "the same bits on any number of processes"),
     "worker_seeding": Synonym("", "each image has its own random numbers"),
-    # vitctl's own commands
+    # vitctl's own commands and keys
+    "lora": Synonym("lora.rank"),
     "no_sweep": Synonym("sweep.lrs=[]"),
     "topk": Synonym("--top"),
     "top_k": Synonym("--top"),

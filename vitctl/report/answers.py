@@ -10,7 +10,7 @@ from vitctl.engine.evaluation import most_likely
 from vitctl.engine.metrics import label_sets
 from vitctl.errors import CheckpointError, DataError, refuse
 from vitctl.jobs.inputs.classifier import OpenClassifier, TorchNetwork, open_classifier
-from vitctl.jobs.inputs.data import open_recipe_split
+from vitctl.jobs.inputs.data import open_recipe_split, scored_place
 from vitctl.jobs.record.start_folder import at_start
 from vitctl.models.flops import training_flops
 from vitctl.recipe.load import Override, load_recipe
@@ -22,17 +22,6 @@ MOST_IMAGES = 1000
 _FLOPS = {"cpu": 1e13, "cuda": 1e15}  # FLOPs for a run's answers if the user sets no number of images
 _FEWEST, _BATCH, _TOP = 64, 64, 5
 _TRAINING_PASSES = 3  # cost of forward and backward, in forward passes
-_PLACE = (
-    "dataset",
-    "path",
-    "root",
-    "classes",
-    "cache_gib",
-    "eval_split",
-    "group_by",
-    "exif_orientation",
-    "truncated",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +109,7 @@ def _scoring(run: RunRecords) -> Evaluate:
     recipe: Any = at_start(run.recipe.recipe, run.folder)
     if isinstance(recipe, Evaluate):
         return recipe
-    data = recipe.data
-    values = {f"data.{name}": getattr(data, name) for name in _PLACE}
-    if not (data.path or data.dataset) and data.mixture:
-        values["data.path"] = data.mixture[0].path
-    values["weights.source"] = str(run.folder)
+    values = {**scored_place(recipe.data), "weights.source": str(run.folder)}
     loaded = load_recipe("evaluate", [Override(key, value, "report") for key, value in values.items()]).recipe
     assert isinstance(loaded, Evaluate)
     return loaded

@@ -120,6 +120,11 @@ def tiles(
         remark = f"{metrics['correct']:,} of {metrics['total']:,} images"
     interval = _interval(metrics, "accuracy" if "loss" in metrics else metrics.get("metric", "accuracy"))
     shown = [(what, share(main), f"{remark}, {interval}" if interval else remark)]
+    if isinstance(test := metrics.get("test"), Mapping):
+        counts = (
+            f"{test.get('correct', 0):,} of {test.get('total', 0):,} images, {_interval(test, 'accuracy')}"
+        )
+        shown.append(("test accuracy", share(test.get("accuracy")), counts))
     if "loss" in metrics:
         shown.append(("loss", number(metrics["loss"]), "evaluation.metric"))
     elif metrics.get("metric", "accuracy") != "accuracy":

@@ -318,7 +318,12 @@ def _check_bytes(sources: Sequence[Source], scratch: Path) -> Finding:
 def _sources(recipe: Recipe, place: Path) -> dict[str, Source]:
     if isinstance(recipe, Pretrain | Finetune):
         train, scored = open_training_images(recipe.data, place, needs_labels=False)
-        return {"train": train} | ({"score": scored} if scored is not None else {})
+        once = (
+            {"test": open_recipe_split(recipe.data, split, place / "data")}
+            if (split := recipe.data.test_split)
+            else {}
+        )
+        return {"train": train} | ({"score": scored} if scored is not None else {}) | once
     if isinstance(recipe, Vtab):
         tasks = open_tasks(recipe, chosen_tasks(recipe), place)
         pairs = {f"{name} train": task.train for name, task in tasks.items()}
@@ -334,7 +339,9 @@ def _recorded_digests(run: Training) -> dict[str, str]:
     digests = {name: images.sha256 for name, images in start.made_of.images.items()} if start else {}
     digests |= {"train": recorded.train_sha256} if recorded.train_sha256 else {}
     digests |= {"score": recorded.data_sha256} if recorded.data_sha256 else {}
-    tasks = run.result.provenance.get("tasks") if run.result is not None else None
+    used = run.result.provenance if run.result is not None else {}
+    tasks, tested = used.get("tasks"), used.get("test")
+    digests |= {"test": str(tested.get("data_sha256"))} if isinstance(tested, dict) else {}
     for task, used in (tasks or {}).items():
         digests[f"{task} train"] = str(used.get("train_sha256"))
         digests[f"{task} test"] = str(used.get("data_sha256"))

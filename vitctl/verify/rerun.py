@@ -196,18 +196,24 @@ def _scored(rerun: Rerun, result: RunResult | None) -> Finding:
     if logged is None:
         return unproven("score", f"none is logged of step {chosen.step}")
     scores: list[Score] = []
+    tests: list[Score] = []
 
     def act(trainer: Trainer) -> None:
         state = trainer.state
         state.load(read_checkpoint(path.parent))
         with averaged(state.network, state.average if chosen.averaged else None):
             scores.extend(one.run(state.network) for one in trainer.evaluators if one.name == "evaluate")
+            tests.extend([trainer.test(state.network)] if trainer.test else [])
 
     rerun.reach(act, path.parent)
     if not scores:
         return unproven("score", "there are no images to score")
-    if result is not None and result.status == "done" and result_score(result) != logged:
-        return _compared(scores[0], result_score(result), "in the result")
+    if result is not None and result.status == "done":
+        if result_score(result) != logged:
+            return _compared(scores[0], result_score(result), "in the result")
+        recorded = Score.of(result.metrics["test"]) if tests and "test" in result.metrics else None
+        if tests and tests[0] != recorded:
+            return _compared(tests[0], recorded, "of the test images in the result")
     return _compared(scores[0], logged, f"logged at step {chosen.step}")
 
 

@@ -165,6 +165,7 @@ _LINES = {
     "warning": "warning: {text}",
     "temperature": "temperature {temperature:.4f}: negative log likelihood "
     "{nll_after:.4f}, without it {nll_before:.4f}",
+    "test": "the chosen weights, of step {step}, scored once on the test images: {accuracy:.2%}",
     "fewshot": "{shots}-shot accuracy {accuracy:.2%}",
     "probe": "{data_set}  {head}: {chosen}",
     "setting": "lr {lr:g}, {total_steps:,} steps: mean on the validation images {accuracy:.2%}",

@@ -18,11 +18,13 @@ from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.record.result import read_own_records, read_result
 from vitctl.launch.launcher import Follower
 from vitctl.launch.listing import RunLine, read_line, size_on_disk
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.run_folder import LOGS, NOW, is_running
 from vitctl.launch.sweep_cells import is_done, run_cells
+from vitctl.launch.worker import launch
 from vitctl.models.flops import count_macs
 from vitctl.recipe.known import standing
-from vitctl.recipe.load import Loaded, load_recipe
+from vitctl.recipe.load import Loaded, Override, load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sweep import Sweep, SweepCell
 from vitctl.report.charts import Unit, number_text, points
@@ -180,6 +182,8 @@ def clean_runs(runs: Sequence[Path], converted: Sequence[Converted], *, yes: boo
     sizes = {one: size_on_disk(one.folder) for one in converted}
     for one, size in sizes.items():
         say(f"{one.folder}, converted from {one.made_of}: {bytes_text(size)}, and no run here needs it")
+    if sizes:
+        say("runs of other folders were not looked at: one that needs such data makes it again, with --data")
     total = sum(removal.num_bytes for removal in removals) + sum(sizes.values())
     number = sum(len(removal.folders) for removal in removals)
     what = [count_text(number, "checkpoint")] * bool(rows)
@@ -220,8 +224,11 @@ def sparkline(values: Sequence[float]) -> str:
 # Sweeps.
 
 
-def run_and_show(sweep: Sweep, cells: Sequence[SweepCell], folder: Path, metric: str) -> None:
-    """Run the cells, print their table, and draw their plot; exits with the command's exit code."""
+def run_and_show(sweep: Sweep, cells: Sequence[SweepCell], folder: Path, metric: str, test: str = "") -> None:
+    """Run the cells, print their table, and draw their plot; exits with the command's exit code.
+
+    The best of them is scored once on the split `test`, which chose nothing.
+    """
     kept = sum(is_done(folder / cell.name) for cell in cells)
     say(
         f"{count_text(len(cells), 'run')} in {folder}"
@@ -244,6 +251,20 @@ def run_and_show(sweep: Sweep, cells: Sequence[SweepCell], folder: Path, metric:
     if any(outcome.status != "done" for outcome in outcomes):
         print(f"stopped and saved; resume with the same command and --out {folder}", file=sys.stderr)
         raise typer.Exit(3)
+    if test and any(outcome.value is not None for outcome in outcomes):
+        _score_best(outcomes, folder, metric, test)
+
+
+def _score_best(outcomes: Sequence[Outcome], folder: Path, metric: str, test: str) -> None:
+    sign = -1 if metric == "loss" else 1
+    ranked = sorted(groups(outcomes), key=lambda group: -sign * group.mean)  # stable: the first of equals
+    run = folder / next(o.run for o in outcomes if ranked[0].varied.items() <= o.varied.items())
+    equal = sum(group.mean == ranked[0].mean for group in ranked)
+    say(f"best: {run.name}" + f", the first of {equal} equal ones" * (equal > 1))
+    loaded = load_recipe(str(run / RECIPE), [Override("data.test_split", test, "the best of a sweep")])
+    prepared = prepare_run(loaded, run)
+    with Screen(run) as screen:
+        launch(run, screen.report, prepared=prepared)
 
 
 def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:

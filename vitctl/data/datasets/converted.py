@@ -141,6 +141,11 @@ def list_converted(runs: Path) -> list[Converted]:
     return sorted(found, key=lambda one: one.when, reverse=True)
 
 
+def is_current(one: Converted) -> bool:
+    """Return whether what shards were made of is still as it was, so that they can be made again."""
+    return fingerprint(one.made_of) in _read(one.folder / RECORD).get("states", ())
+
+
 def delete(one: Converted) -> None:
     """Remove it, its record last."""
     shutil.rmtree(one.folder, ignore_errors=True)

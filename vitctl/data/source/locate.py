@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from braceexpand import braceexpand
 
-from vitctl.data.images.image_types import exclusion_reason, is_system_file
+from vitctl.data.images.image_types import IMAGE_SUFFIXES, exclusion_reason, is_system_file
 from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import INDEX_FILE, find_splits, in_usual_order, table_limits
 from vitctl.data.shards.indexing import index_shards
@@ -190,6 +190,9 @@ def no_index(path: str, split: str = "train", fix: str = "") -> DataError:
     if folder.is_dir() and not any(folder.iterdir()):
         return DataError(path, "is empty", "should be a folder of shards made by `vitctl data shards`")
     shard = next(tars(folder), None)
+    if path.lower().endswith(IMAGE_SUFFIXES):
+        fix = f"give the folder of all class folders, or classify it: vitctl predict {typed(path)}"
+        return DataError(path, "one photograph, and not a data set", fix)
     if shard is None:
         fix = _UNPACK if folder.is_file() else "put its images into class folders"
         if folder.suffix.lower() in (*TABLES, ".parquet") or any(folder.glob("*/")):

@@ -5,6 +5,7 @@ The data may be folders of photographs, or have other splits than the recipe nam
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from vitctl.data.source.splits import (
     is_test,
 )
 from vitctl.data.source.views import Source
-from vitctl.engine.journal import CHECKPOINTS, MODEL, RECIPE, RUN_FILES, step_folders, tensor_files
+from vitctl.engine.journal import CHECKPOINTS, MODEL, RECIPE, RUN_FILES, run_of, step_folders, tensor_files
 from vitctl.engine.schedule import (
     TASK_IMAGES,
     batch_too_large,
@@ -52,14 +53,16 @@ from vitctl.jobs.inputs.data import (
     default_lanes,
     open_inputs,
     open_scored,
+    scored_place,
 )
 from vitctl.jobs.record.result import choose_weights, newest_run, set_of, start_weights, weights_place
+from vitctl.jobs.record.start_folder import at_start
 from vitctl.models.variants import Config, check_lora, downstream, variant, with_classifier
 from vitctl.models.weights.download import CONFIG, Fetch, cached, fetch, locate
 from vitctl.models.weights.header import check_named, own_header, read_network
 from vitctl.models.weights.meta import activation_of, distinct
 from vitctl.recipe.images import Place
-from vitctl.recipe.load import Loaded, Override, recipe_names, with_overrides
+from vitctl.recipe.load import Loaded, Override, load_recipe, recipe_names, with_overrides
 from vitctl.recipe.neutral_keys import idle_keys
 from vitctl.recipe.schema import (
     Evaluate,
@@ -91,13 +94,16 @@ HELD_OUT = (
 
 
 _TAKES = "--data takes a folder of class folders or of shards, a table or an archive"
-Fitted = tuple[dict[str, str], str]  # values to be set in a recipe, by key, and a line that says why
+Fitted = tuple[dict[str, Any], str]  # values to be set in a recipe, by key, and a line that says why
 
 
-def fit_splits(loaded: Loaded) -> tuple[Loaded, str]:
+def fit_splits(loaded: Loaded, *, chooses: bool = False) -> tuple[Loaded, str]:
     """Replace a recipe's default splits by the splits that data.path has. Splits that the user named stay.
 
     The result is written into the run's recipe, which tells later jobs what was trained on.
+
+    Args:
+        chooses: whether the score of a training chooses among runs; evaluation.select_best chooses, too.
 
     Returns:
         the recipe, and a line that explains the change; "" if nothing changed.
@@ -110,9 +116,13 @@ def fit_splits(loaded: Loaded) -> tuple[Loaded, str]:
     if not isinstance(data, Place) or getattr(data, "synthetic", False) or getattr(data, "mixture", None):
         return loaded, ""
     if not data.path and data.dataset and isinstance(recipe, Pretrain | Finetune):
-        chooses, found = recipe.evaluation.select_best, [*find_data_set(data.dataset).sizes]
+        chooses, found = chooses or recipe.evaluation.select_best, [*find_data_set(data.dataset).sizes]
         fitting = default_splits(found) if chooses and is_test(data.eval_split) else None
-        values, note = _both(loaded, "", data.eval_split, found, fitting) if fitting else ({}, "")
+        values, note = _both(loaded, "", data.eval_split, found, fitting, chooses) if fitting else ({}, "")
+        values |= _tested(loaded, values, found, fitting) if fitting else {}
+        return with_overrides(loaded, [Override(*one, _FLAG) for one in values.items()]), note
+    if not data.path and not data.dataset and isinstance(recipe, Evaluate):
+        values, note = _of_run(loaded, recipe)
         return with_overrides(loaded, [Override(*one, _FLAG) for one in values.items()]), note
     if not data.path:
         return loaded, ""
@@ -141,14 +151,40 @@ def fit_splits(loaded: Loaded) -> tuple[Loaded, str]:
         train, scored = recipe.data.train_split or TRAIN, data.eval_split or TEST
         values, note = _both(loaded, train, scored, found, fitting)
     elif isinstance(recipe, Pretrain | Finetune) and data.eval_split:
-        values, note = _both(loaded, recipe.data.train_split, data.eval_split, found, fitting)
+        chooses = chooses or recipe.evaluation.select_best
+        values, note = _both(loaded, recipe.data.train_split, data.eval_split, found, fitting, chooses)
+        values |= _tested(loaded, values, found, fitting) if chooses else {}
     overrides = [Override(key, value, _FLAG) for key, value in values.items()]
     return (with_overrides(loaded, overrides) if overrides else loaded), note
 
 
-def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: DefaultSplits) -> Fitted:
-    keys, recipe, note = ("data.train_split", "data.eval_split"), loaded.recipe, fitting.note
-    chooses = isinstance(recipe, Pretrain | Finetune) and recipe.evaluation.select_best
+def _of_run(loaded: Loaded, recipe: Evaluate) -> Fitted:
+    """Take the images that the run of the weights scored: those of its test, or of its scores."""
+    source = recipe.weights.source
+    if source == "newest":
+        with suppress(CheckpointError):  # the job says that there is none
+            source = str(newest_run("evaluate")[0])
+    run = run_of(Path(source))
+    trained = at_start(load_recipe(str(run / RECIPE)).recipe, run) if (run / RECIPE).is_file() else None
+    if not isinstance(trained, Pretrain | Finetune) or trained.data.synthetic:
+        return {}, ""
+    values = scored_place(trained.data) | {
+        "data.eval_split": trained.data.test_split or trained.data.eval_split
+    }
+    split = recipe.data.eval_split if _is_from_flag(loaded, "data.eval_split") else values["data.eval_split"]
+    note = f"no --data: '{split}' of {values['data.path'] or values['data.dataset']}, the data of {run}"
+    return {key: value for key, value in values.items() if not _is_from_flag(loaded, key)}, note
+
+
+def _both(
+    loaded: Loaded,
+    train: str,
+    scored: str,
+    found: list[str],
+    fitting: DefaultSplits,
+    chooses: bool = False,
+) -> Fitted:
+    keys, note = ("data.train_split", "data.eval_split"), fitting.note
     if any(_is_from_flag(loaded, key) for key in keys):
         return {}, ""
     if _has(found, train) and _has(found, scored) and not (chooses and is_test(scored)):
@@ -166,8 +202,20 @@ def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: De
     pair = fitting.train, fitting.scored
     if chooses and ROLES.get(fitting.scored) != VALIDATION:
         pair = fitting.lr_train, fitting.lr_validation
-        note = f"'{pair[0]}' is trained on, '{pair[1]}' chooses the checkpoint; test images choose nothing"
+        note = f"'{pair[0]}' is trained on, '{pair[1]}' chooses; test images choose nothing"
     return dict(zip(keys, pair, strict=True)) | _sweep(loaded, found, fitting), note
+
+
+def _tested(
+    loaded: Loaded, values: Mapping[str, str], found: list[str], fitting: DefaultSplits
+) -> dict[str, str]:
+    """Choose the split to score once, where other images choose and none is named."""
+    data, test = getattr(loaded.recipe, "data", None), fitting.scored
+    used = [values.get(f"data.{name}", getattr(data, name)) for name in ("train_split", "eval_split")]
+    names = {part.partition("[")[0].strip() for one in used for part in one.split("+")}
+    is_spare = (is_test(test) and test not in names) or (len(found) == 1 and "data.eval_split" in values)
+    is_free = loaded.origin("data.test_split") == "default"
+    return {"data.test_split": test} if is_spare and is_free else {}
 
 
 def _sweep(loaded: Loaded, found: list[str], fitting: DefaultSplits) -> dict[str, str]:

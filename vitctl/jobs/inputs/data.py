@@ -36,6 +36,7 @@ from vitctl.data.source.views import (
     num_repeated,
     of_classes,
     random_subset,
+    shared_samples,
     source_text,
     split_sources,
 )
@@ -307,17 +308,19 @@ def roles_note(recipe: Recipe, num_train: int, num_scored: int) -> str:
     """Return a line that says which images are trained on, choose something, and are scored; 0: unknown."""
     if not isinstance(recipe, Pretrain | Finetune):
         return ""
-    data, chosen = recipe.data, list[str]()
+    data, chosen, asks = recipe.data, list[str](), recipe.evaluation.select_best
     if not data.eval_split or data.synthetic:
         return ""
     if isinstance(recipe, Finetune) and recipe.sweep.lrs:
         chosen.append(f"learning rate chosen on '{recipe.sweep.eval_split}'")
-    if recipe.evaluation.select_best:
+    if asks:
         chosen.append(f"checkpoint chosen on '{data.eval_split}'")
     train = f"'{data.train_split}'" + f" ({count_text(num_train, 'image')})" * bool(num_train)
     scored = f"'{data.eval_split}'" + f" ({count_text(num_scored, 'image')})" * bool(num_scored)
     text = f"trained on {train}, {', '.join(chosen) or 'nothing chosen'}, scored on {scored}"
-    return text + "; score test images once, by `vitctl evaluate`" * recipe.evaluation.select_best
+    if data.test_split:
+        return f"{text}; the chosen weights are scored once on '{data.test_split}'"
+    return text + "; score test images once, by `vitctl evaluate`" * asks
 
 
 def training_notes(
@@ -327,6 +330,15 @@ def training_notes(
     uneven = corrected(recipe, train_on)
     groups = group_notes(data, {data.train_split: train_on, data.eval_split: score_on})
     return [*groups, *sampling_notes(data, train_on), uneven.note if uneven else ""]
+
+
+def scored_place(data: TrainImages) -> dict[str, Any]:
+    """Return where the images are that a training scores, by recipe key of `evaluate`."""
+    names = "dataset path root classes cache_gib eval_split group_by exif_orientation truncated"
+    values = {f"data.{name}": getattr(data, name) for name in names.split()}
+    if not (data.path or data.dataset) and data.mixture:
+        values["data.path"] = data.mixture[0].path
+    return values
 
 
 def open_whole(place: Place, split: str, run_dir: Path) -> Source:
@@ -540,6 +552,7 @@ class Inputs:
 
     Args:
         train, scored: images to train on, and to score on (pretrain, finetune, evaluate).
+        tested: images of data.test_split.
         probed: of [fewshot_probe].
         tried: images that the learning-rate sweep trains on, and scores on.
         sets: of `fewshot` and `probe`.
@@ -548,6 +561,7 @@ class Inputs:
 
     train: Source | None = None
     scored: Source | None = None
+    tested: Source | None = None
     probed: FewshotSet | None = None
     tried: tuple[Source, Source] | None = None
     sets: list[FewshotSet] = field(default_factory=list)
@@ -566,7 +580,7 @@ def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
             trained, chosen_by = open_training_images(recipe.data.model_copy(update=splits), run_dir)
             assert chosen_by is not None
             tried = trained, chosen_by
-        return Inputs(train, scored, probed, tried)
+        return Inputs(train, scored, _open_tested(recipe, train, scored, run_dir), probed, tried)
     if isinstance(recipe, FrozenRecipe):
         sets = open_sets(recipe.data, recipe.classifier.most_shots, recipe.classifier.with_fewer, run_dir)
         for one in sets:
@@ -577,6 +591,24 @@ def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
     if isinstance(recipe, Evaluate):
         return Inputs(scored=open_scored(recipe.data, recipe.data.eval_split, run_dir))
     return Inputs()
+
+
+def _open_tested(
+    recipe: Pretrain | Finetune, train: Source, scored: Source | None, run_dir: Path
+) -> Source | None:
+    """Open data.test_split; None if the recipe names none. Raises DataError if its images are used before."""
+    split = recipe.data.test_split
+    if not split or not recipe.needs_labels:
+        return None
+    _, tested = open_training_images(recipe.data.model_copy(update={"eval_split": split}), run_dir)
+    for source, does in ((train, "trained on"), (scored, f"in '{recipe.data.eval_split}', which chooses")):
+        if tested and source and (count := shared_samples(source, tested)):
+            raise DataError(
+                f"data.test_split = '{split}'",
+                f"{count:,} of its {len(tested):,} images are {does}",
+                "name images that neither train nor choose, or leave it out",
+            )
+    return tested
 
 
 def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:

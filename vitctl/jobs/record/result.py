@@ -50,7 +50,7 @@ from vitctl.recipe.write import written_name
 from vitctl.system import limits
 from vitctl.system.address import without_queries
 from vitctl.system.files import flush, read_bytes, read_json, read_toml
-from vitctl.system.text import one_line
+from vitctl.system.text import did_you_mean, nearest, one_line
 
 if TYPE_CHECKING:
     from vitctl.engine.checkpoint import SavedCheckpoint
@@ -415,7 +415,9 @@ def choose_weights(
             )
         if not folder.exists():
             started = "this run started from them: restore them, or start a new run with other weights"
-            fix = started if pinned else meant(str(folder)) or _GIVE_WEIGHTS
+            near = nearest(folder.name, [one.name for one in folder.parent.glob("*")], 1)
+            named = meant(str(folder)) or did_you_mean(str(folder.parent / name) for name in near)
+            fix = started if pinned else named or _GIVE_WEIGHTS
             raise CheckpointError(folder, "no such weights", fix)
         name = name_of(folder.name)
         if folder.is_file() and name in _tensor_files(folder.parent):
@@ -567,6 +569,17 @@ def logged_scores(run: Path) -> "dict[int, Score]":
     from vitctl.engine.evaluation import Score
 
     return {step: score for step, score in Score.by_step(read_records(run / LOG)).items() if step}
+
+
+def logged_test(run: Path, step: int | None, data_sha256: str) -> "Score | None":
+    """Return the score of a step's weights on the images of data.test_split; None if it is not logged."""
+    from vitctl.engine.evaluation import Score
+
+    for record in read_records(run / LOG):
+        same = record.get("step") == step and record.get("data_sha256") == data_sha256
+        if record.get("kind") == "test" and same:
+            return Score.of(record)
+    return None
 
 
 def logged_probes(run: Path, step: int) -> dict[str, float]:
