@@ -249,4 +249,4 @@ def test_doctor__of_a_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(doctor.importlib.metadata, "requires", missing)
     [finding] = doctor._guarded(doctor._extras)
-    assert finding.ok and "is not installed" in finding.said
+    assert finding.ok and "was not installed" in finding.said

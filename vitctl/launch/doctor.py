@@ -122,7 +122,7 @@ def _extras() -> Iterator[Finding]:
     try:
         required = importlib.metadata.requires("vitctl") or []
     except importlib.metadata.PackageNotFoundError:
-        yield Finding(True, "extras", "not known: vitctl runs from a folder and is not installed")
+        yield Finding(True, "extras", "not known, as this copy was not installed")
         return
     needs = [_EXTRA.match(text) for text in required]
     lacking = [one for one in needs if one and NOT_INSTALLED in installed([one[1]]).values()]
