@@ -168,6 +168,7 @@ def our_step(work: Work, settings: Mapping[str, Any]) -> Step:
         "machine.workers": 0,
         "machine.precision": work.precision,
         "machine.device": work.device,
+        "machine.compile": False,
         **settings,
     }
     recipe = load_recipe("in1k_b16", list(values.items())).recipe

@@ -161,6 +161,9 @@ def explained(error: BaseException, where: Path | str = "", then: str = "") -> V
     place = str(where) or "this command"
     if is_out_of_memory(error):
         return LaunchError(place, f"not enough memory ({first_line(error)})", f"{_LESS}{_after(then)}")
+    if "No available kernel" in str(error):
+        what = "torch has no such kernel for this GPU, precision and size of heads"
+        return LaunchError("machine.attention", what, f"set it to 'auto' or 'math'{_after(then)}")
     number = os_code(error)
     if number not in _HOW_TO_FIX:
         return None

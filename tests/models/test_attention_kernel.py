@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from vitctl.models.build import build
-from vitctl.models.kernels import attend, attention_of, attention_rule, set_attention
+from vitctl.models.kernels import AttentionKernel, attend, attention_of, attention_rule, set_attention
 from vitctl.models.variants import variant
 
 
@@ -56,6 +56,33 @@ def test_set_attention__each_model_has_its_own_kernel() -> None:
     assert torch.equal(other.bfloat16()(images), fused)
 
 
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+def test_attend__a_named_kernel_is_the_only_one_that_torch_may_take(
+    kernel: AttentionKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends, seen = torch.backends.cuda, dict[str, bool]()
+
+    def product(query: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        seen.update(
+            flash=backends.flash_sdp_enabled(),
+            efficient=backends.mem_efficient_sdp_enabled(),
+            cudnn=backends.cudnn_sdp_enabled(),
+            math=backends.math_sdp_enabled(),
+        )
+        return query
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", product)
+    attend(*parts(2, 3, 5, 4), kernel=kernel)  # type: ignore[misc]
+    assert [name for name, is_on in seen.items() if is_on] == [kernel]
+    assert backends.math_sdp_enabled()
+
+
+def test_attend__flash_has_the_bits_of_fused_on_a_cpu() -> None:
+    inputs = parts(2, 3, 17, 8, dtype=torch.float32)
+    both = [attend(*inputs, kernel=kernel) for kernel in ("fused", "flash")]  # type: ignore[misc,arg-type]
+    assert torch.equal(*both)
+
+
 @pytest.mark.parametrize(
     ("device", "dtype", "tokens", "expected"),
     [
@@ -64,11 +91,36 @@ def test_set_attention__each_model_has_its_own_kernel() -> None:
         ("cpu", torch.bfloat16, 1025, "fused"),
         ("cpu", torch.float32, 197, "fused"),
         ("cpu", torch.float64, 197, "fused"),
-        ("cuda", torch.bfloat16, 197, "fused"),
-        ("cuda", torch.float32, 17, "fused"),
     ],
 )
 def test_attention_rule__by_device_precision_and_tokens(
     device: str, dtype: torch.dtype, tokens: int, expected: str
 ) -> None:
     assert attention_rule(device, dtype, tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head", "major", "deterministic", "expected"),
+    [
+        (torch.bfloat16, 64, 9, True, "flash"),
+        (torch.bfloat16, 64, 9, False, "cudnn"),
+        (torch.bfloat16, 160, 9, False, "flash"),
+        (torch.bfloat16, 64, 8, False, "flash"),
+        (torch.bfloat16, 512, 9, True, "efficient"),
+        (torch.bfloat16, 64, 7, True, "math"),
+        (torch.float32, 64, 9, True, "efficient"),
+        (torch.float32, 6, 9, True, "math"),
+        (torch.float64, 64, 9, False, "math"),
+    ],
+)
+def test_attention_rule__on_a_gpu_names_one_that_is_there_and_in_a_fixed_order(
+    dtype: torch.dtype,
+    head: int,
+    major: int,
+    deterministic: bool,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, 0))
+    for tokens in (17, 577, 4096):
+        assert attention_rule("cuda", dtype, tokens, head, deterministic=deterministic) == expected

@@ -29,14 +29,14 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("name", "change", "blocks", "graphs"),
     [
-        # The last one computes the class token alone.
-        ("vit", {"depth": 4}, 4, 1 + 1),
+        # Three outside blocks; the last block computes the class token alone.
+        ("vit", {"depth": 4}, 4, 3 + 1 + 1),
         # The first block drops nothing; all other rates share a graph.
         *slow(
-            ("vit", {"depth": 5, "drop_path": 0.3}, 5, 2 + 1),
+            ("vit", {"depth": 5, "drop_path": 0.3}, 5, 3 + 2 + 1),
             ("axial", {"depth": 6}, 6, 1),
-            # One for each shape of unit, and one for the Transformer.
-            ("hybrid", {"stage_depths": (3, 2)}, 5 + 2, 4 + 1 + 1),
+            # One for each shape of unit, one for the Transformer, two outside blocks.
+            ("hybrid", {"stage_depths": (3, 2)}, 5 + 2, 4 + 1 + 1 + 2),
             ("resnet v1", {"stage_depths": (3, 4)}, 7, 4),
         ),
     ],
@@ -54,10 +54,14 @@ def test_compile_blocks__equal_blocks_share_a_graph(
 
     plain, model = build(config), build(config)
     assert compile_blocks(model, backend) == blocks
-    images = torch.randn(2, 3, 32, 32)
+    images = torch.randn(3, 3, 32, 32)
     model(images)
     assert len(compiled) == graphs
-    assert torch.equal(model.eval()(images), plain.eval()(images))
+    # The last, smaller batch is not compiled anew, and has the same numbers.
+    model(images[:2])
+    assert len(compiled) == graphs
+    for some in (images, images[:2]):
+        assert torch.equal(model.eval()(some), plain.eval()(some))
     assert model.state_dict().keys() == plain.state_dict().keys()
 
 
@@ -78,9 +82,10 @@ def test_compile_blocks__torch_compiles_all_shapes_of_a_deep_network() -> None:
         return graph.forward
 
     compile_blocks(model, backend)
-    for batch in (2, 3):
-        model(torch.randn(batch, 3, 32, 32))
-    assert len(compiled) == 2 * 8  # batch sizes and shapes of unit: more than torch's own limit of 8
+    for batch in (3, 2):
+        for is_training in (True, False):
+            model.train(is_training)(torch.randn(batch, 3, 32, 32))
+    assert len(compiled) == 2 * 8  # training, scoring and shapes of unit: more than torch's own limit of 8
 
 
 COMPILED = """

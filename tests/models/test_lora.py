@@ -126,6 +126,19 @@ def test_dropout__is_of_the_inputs_of_adapters() -> None:
     assert torch.equal(model.eval()(IMAGES), plain(model).eval()(IMAGES))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's tracing
+def test_compiled__layers_of_a_kind_share_a_graph() -> None:
+    """A class for each layer was a graph for each: 24 for 12 blocks, and L/16 passed torch's limit."""
+    torch.compiler.reset()
+    model, graphs = build(replace(VIT, depth=6)), list[torch.fx.GraphModule]()
+    adapt(model, ("q", "v", "fc1"), (), rank=2, alpha=0.0, dropout=0.0, seed=0)
+    compile_blocks(model, lambda graph, _: graphs.append(graph) or graph.forward)
+    train_mode(model)
+    model(torch.randn(2, 3, 32, 32))
+    # Three outside blocks; the first block, whose input needs no gradient; the others; the class token's.
+    assert len(graphs) == 3 + 3
+
+
 @pytest.mark.slow
 @torch.no_grad()
 def test_compiled__computes_the_same() -> None:

@@ -3,6 +3,8 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch import nn
 
 from tests.fake_card import CARD, FakeCard
 from tests.models.numpy_reference import Array, forward
+from tests.models.tiny_models import TINY
 from vitctl.models.build import build
 from vitctl.models.variants import ViTConfig
 from vitctl.models.vit import DropPath, EncoderBlock, VisionTransformer
@@ -190,3 +193,28 @@ def test_encode__moves_with_the_patches_only_without_positions(
     order = torch.tensor([1, 0, *range(2, 16)])
     change = (model.encode(patches)[:, 0] - model.encode(patches[:, order])[:, 0]).abs().max()
     assert (change > 1e-3) == (position != "none")
+
+
+@pytest.mark.parametrize("name", ["vit", "hybrid"])
+def test_as_product__is_the_patch_convolution(name: str) -> None:
+    """By values and gradients, also of a map, and where the last rows and columns fill no patch."""
+    model = build(TINY[name]).double()
+    layer = model.patch_embedding
+    images = torch.randn(2, layer.in_channels, 3 * layer.kernel_size[0] + 1, 33, dtype=torch.float64)
+    found = []
+    for embed in (model.as_product, partial(VisionTransformer.embed, model)):
+        inputs = images.clone().requires_grad_()
+        patches = embed(inputs)
+        needed = torch.autograd.grad(patches.square().sum(), (inputs, layer.weight, layer.bias))
+        found.append([patches, *needed])
+    for one, other in zip(*found, strict=True):
+        assert one.shape == other.shape
+        assert (one - other).abs().max() < 1e-12 * other.abs().max()
+
+
+def test_embed__on_a_gpu_is_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = build(TINY["vit"]), []
+    monkeypatch.setattr(model, "as_product", seen.append)
+    images = SimpleNamespace(device=torch.device("cuda"))
+    model.embed(images)
+    assert seen == [images]

@@ -158,7 +158,8 @@ def _measure(
     trainer: Trainer, recipe: Pretrain | Finetune, config: Config, recipe_batch: int, budget: Budget
 ) -> dict[str, Any]:
     """Measure a prepared training, the most important part first: the budget or Ctrl-C may end it."""
-    runtime, s, m, is_noise = trainer.runtime, recipe.schedule, recipe.machine, bool(recipe.data.synthetic)
+    runtime, s, m = trainer.runtime, recipe.schedule, trainer.recipe.machine
+    is_noise = bool(recipe.data.synthetic)
     if m.compile:
         budget.say("compiling")
         trainer.train_step.warm_up(one_step(trainer))
@@ -276,14 +277,13 @@ def largest_micro_batch(
 ) -> tuple[Largest | None, list[Attempt]]:
     """Find the largest micro-batch whose gradients fit next to weights, optimizer and average.
 
-    Returns it, and the sizes that were tried. None in three cases: with several processes, because one may
-    have less memory than the others; with lanes, whose leaves have a fixed size; and when compiled on a CPU,
-    because compiling each size would use memory of this process.
+    Returns it, and the sizes that were tried, which are not compiled. None in two cases: with several
+    processes, because one may have less memory than the others; and with lanes, whose leaves have a fixed
+    size.
     """
     device = trainer.runtime.device
     has_lanes = isinstance(trainer.train_step.gradients, ByLanes)
-    compiles = trainer.recipe.machine.compile and device.type == "cpu"
-    if trainer.runtime.num_processes > 1 or is_sharded(trainer.state.network) or has_lanes or compiles:
+    if trainer.runtime.num_processes > 1 or is_sharded(trainer.state.network) or has_lanes:
         return None, []
     reset_peak(device)
     known = [Attempt(0, True, used_bytes(device))]

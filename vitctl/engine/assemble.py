@@ -24,6 +24,7 @@ from vitctl.engine.computation import (
     computation,
     computed,
     draws_noise,
+    gpu_settings,
     versions,
 )
 from vitctl.engine.distillation import Distilled, Teacher
@@ -203,15 +204,16 @@ def assembled(
         set_attention(teacher.model, kernel)
     check_recomputed(model.config, machine.checkpoint_blocks)
     model.checkpoint_blocks = machine.checkpoint_blocks
-    if machine.compile:
-        compile_blocks(model)
     drawn = shard_as(machine, runtime, model, start, seed=recipe.seed, probed=probe is not None)
     check_same({"start weights": drawn + words_of_start(runtime, model, start)}, FIX)
     one_batch = partial(batches, first_step=0, num_workers=0)
     micro_batch = choose_micro_batch(
         recipe, runtime, run.folder, model, loss, lambda n: next(one_batch(micro_batch=n)), share
     )
+    if machine.compile:  # no size that was tried is compiled
+        compile_blocks(model, mode=machine.compile)
     workers = num_workers(machine, runtime.device, runtime.num_processes)
+    is_cuda = runtime.device.type == "cuda"
     how = {"attention": kernel, "compile": machine.compile}
     # Checkpoints of another training are refused. Lanes promise the same bits, so what computes them
     # belongs to what the training is.
@@ -232,12 +234,12 @@ def assembled(
         "micro_batch": s.leaf_images if s.lanes else micro_batch,
         **how,
         "checkpoint_blocks": machine.checkpoint_blocks,
+        **({"deterministic": machine.deterministic} if is_cuda else {}),
         "lanes": s.lanes,
         "draws": draws_noise(recipe, model.config),
     }
 
     # The parts: the update, the log, the state.
-    is_cuda = runtime.device.type == "cuda"
     wrapped = runtime.wrap(model, ddp=lanes is None, always_synced=micro_batch >= share)
     gradients: Gradients = AllReduced(runtime, wrapped, recipe.seed)
     if lanes is not None:
@@ -280,7 +282,7 @@ def assembled(
         saver,
         writes=writes,
         identity=made_of,
-        computed_on=computed_on(facts, runtime.device),
+        computed_on=computed_on(facts, runtime.device) | (gpu_settings(machine) if is_cuda else {}),
         batch_size=s.batch_size,
         background=recipe.checkpoint.background,
     )

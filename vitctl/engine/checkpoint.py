@@ -313,7 +313,7 @@ class _State(BaseModel):
     skipped_in_a_row: int = Field(0, ge=0, le=2**53)
     steps_head: str = Field("", max_length=100)
     log_head: str = Field("", max_length=100)
-    computed_on: dict[str, str | int] = Field(default_factory=dict, max_length=10)
+    computed_on: dict[str, str | int] = Field(default_factory=dict, max_length=20)
 
 
 def read_state(folder: Path) -> dict[str, Any]:

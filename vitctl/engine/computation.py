@@ -6,26 +6,41 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from shutil import which
+from typing import Any, TypeVar, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.journal import write_run_json
+from vitctl.engine.checkpoint import newest_name, read_state
+from vitctl.engine.journal import CHECKPOINTS, COMPUTED_ON, write_run_json
 from vitctl.engine.runtime import Computation, Runtime, check_same
+from vitctl.engine.schedule import total_steps
 from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError, LaunchError
-from vitctl.models.blocks import train_mode, trainable
+from vitctl.models.blocks import compile_blocks, train_mode, trainable
 from vitctl.models.build import Model
-from vitctl.models.flops import cpu_name, installed
+from vitctl.models.flops import compile_rule, computed_flops, cpu_name, forward_flops, installed
 from vitctl.models.kernels import AttentionKernel, attention_rule, set_attention
 from vitctl.models.variants import Config, ViTConfig
-from vitctl.recipe.schema import NetworkMachine, TrainRecipe, lora_of
+from vitctl.recipe.schema import (
+    Finetune,
+    NetworkMachine,
+    Pretrain,
+    TrainMachine,
+    TrainRecipe,
+    Vtab,
+    frozen_places,
+    lora_of,
+)
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.files import read_json
+
+R = TypeVar("R", Pretrain, Finetune, Vtab)
 
 
 def largest_micro_batch(fits: Callable[[int], bool], share: int) -> int:
@@ -124,23 +139,82 @@ def attention_kernel(
 
     The rule depends on the kind of device, the precision and the number of tokens, not on load or batch.
     `lanes` promise the same bits, which not every fused kernel keeps.
+
+    Raises:
+        LaunchError: this device has no such kernel, or it adds in no fixed order.
     """
-    if machine.attention != "auto":
-        return machine.attention
-    if lanes or getattr(config, "position_embedding", "") == "relative":
+    asked, device, where = machine.attention, computation.device.type, "machine.attention"
+    exact_too = getattr(machine, "deterministic", None)
+    if asked in ("efficient", "cudnn") and device != "cuda":
+        raise LaunchError(where, f"'{asked}' needs a GPU", "use 'auto'")
+    if asked == "cudnn" and exact_too:
+        what = "the backward pass of 'cudnn' adds in no fixed order, and machine.deterministic = true"
+        raise LaunchError(where, what, "use 'flash', or set machine.deterministic = false")
+    if asked != "auto" and asked != "fused":
+        return asked
+    if asked == "auto" and (lanes or getattr(config, "position_embedding", "") == "relative"):
         return "math"
-    if not isinstance(config, ViTConfig):
+    if device != "cuda" and (asked == "fused" or not isinstance(config, ViTConfig)):
         return "fused"
-    return attention_rule(computation.device.type, computation.product_dtype, config.num_tokens)
+    head = getattr(config, "hidden_size", 64) // getattr(config, "num_heads", 1)
+    tokens, dtype = getattr(config, "num_tokens", 0), computation.product_dtype
+    return attention_rule(device, dtype, tokens, head, deterministic=exact_too is not False)
 
 
 def choose_attention(
-    model: Model, machine: NetworkMachine, computation: Computation, *, lanes: bool = False
+    model: Model, machine: NetworkMachine, computation: Computation, *, lanes: bool = False, images: int = 0
 ) -> AttentionKernel:
-    """Set a network's attention kernel and return it; see `attention_kernel`."""
+    """Set a network's attention kernel and return it; see `attention_kernel`.
+
+    A network that only scores so many `images` is also compiled, as machine.compile says.
+    """
     kernel = attention_kernel(machine, model.config, computation, lanes=lanes)
     set_attention(model, kernel)
+    mode = machine.compile if images else False
+    if mode == "auto":
+        is_cuda = computation.device.type == "cuda"
+        mode = is_cuda and pays_off(computation.device, images * forward_flops(model.config))
+    if mode:
+        compile_blocks(model, mode=mode)
     return kernel
+
+
+def pays_off(gpu: torch.device, flops: float) -> bool:
+    """Return `compile_rule` of a GPU; False if torch lacks what it compiles with: Triton, a C compiler."""
+    has_compiler = any(map(which, (os.environ.get("CC", "cc"), "gcc", "clang")))
+    can = has_compiler and find_spec("triton") is not None
+    return can and compile_rule(torch.cuda.get_device_name(gpu), flops)
+
+
+def settled(recipe: R, runtime: Runtime, config: Config, run_dir: Path, num_images: int) -> R:
+    """Return a recipe with machine.attention and machine.compile as its training in this folder has them.
+
+    On a GPU "auto" is what the newest checkpoint was computed with, or else by rule; a CPU compiles nothing
+    by itself. `num_images` are those of an epoch.
+    """
+    machine, s, chosen = recipe.machine, recipe.schedule, dict[str, Any]()
+    if runtime.device.type != "cuda":
+        chosen = {"compile": False} if machine.compile == "auto" else {}
+        return recipe.model_copy(update={"machine": machine.model_copy(update=chosen)})
+    chosen["attention"] = attention_kernel(machine, config, runtime, lanes=s.lanes > 0)
+    if machine.compile == "auto":
+        steps = total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
+        each = computed_flops(config, frozen_places(recipe, config), adapters=lora_of(recipe).rank > 0)
+        pays = pays_off(runtime.device, steps * s.batch_size / runtime.num_processes * each)
+        chosen["compile"] = pays and machine.checkpoint_blocks != "attention"
+    if runtime.is_main and (newest := newest_name(run_dir / CHECKPOINTS)):
+        saved = read_state(run_dir / CHECKPOINTS / newest).get(COMPUTED_ON, {})
+        for key, kept in (
+            ("attention", saved.get("attention")),
+            ("compile", _MODES.get(saved.get("compile"))),
+        ):
+            if "deterministic" in saved and kept is not None and getattr(machine, key) == "auto":  # of a GPU
+                chosen[key] = kept
+    chosen = json.loads(runtime.broadcast(json.dumps(chosen)))  # other nodes may have another GPU
+    return recipe.model_copy(update={"machine": machine.model_copy(update=chosen)})
+
+
+_MODES = {str(mode): mode for mode in (True, False, "max-autotune", "reduce-overhead")}
 
 
 def choose_micro_batch(
@@ -210,6 +284,19 @@ def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, A
     }
 
 
+def gpu_settings(machine: TrainMachine) -> dict[str, Any]:
+    """Return the settings of torch that decide the bits of a training on a GPU; a resume keeps them."""
+    matmul, cudnn = torch.backends.cuda.matmul, cast(Any, torch.backends.cudnn)  # only partly typed
+    return {
+        "deterministic": str(machine.deterministic),
+        "compile": str(machine.compile),
+        "tf32": str(matmul.allow_tf32 or cudnn.allow_tf32),
+        "bf16_reduction": str(matmul.allow_bf16_reduced_precision_reduction),
+        "cudnn": str(cudnn.version()),
+        "torch": torch.__version__,
+    }
+
+
 # Packages whose release may change numbers: they compute, launch processes, or decode images.
 VERSIONS = ("vitctl", "torch", "accelerate", "numpy", "pillow", "simplejpeg")
 
@@ -239,6 +326,8 @@ def computed_training(recipe: TrainRecipe, runtime: Runtime, config: Config) -> 
     if lanes and "threads" in own:
         own["threads"] = recipe.schedule.threads
     sharding = getattr(recipe.machine, "sharding", "none")
+    if runtime.device.type == "cuda":
+        own["settings"] = gpu_settings(recipe.machine)
     return own | ({} if sharding == "none" else {"sharding": sharding})
 
 
@@ -247,7 +336,6 @@ def versions() -> dict[str, str]:
 
 
 _CPUINFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/version")
-_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _NOT_DETERMINISTIC = "does not have a deterministic implementation"
 
 
@@ -280,17 +368,18 @@ _KERNELS = {
 
 
 @contextmanager
-def exact(runtime: Runtime, threads: int) -> Iterator[None]:
+def exact(runtime: Runtime, threads: int, *, lanes: bool = True) -> Iterator[None]:
     """Within the block the same images and weights give the same bits; `threads` are those of a CPU.
+
+    With `lanes` on any number of processes.
 
     Raises:
         LaunchError: an operation has no deterministic kernel on this device.
     """
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     settings: Any = torch.utils.deterministic
-    filled = settings.fill_uninitialized_memory
-    if runtime.device.type == "cuda":
-        os.environ.setdefault(_CUBLAS, ":4096:8")
+    filled, device = settings.fill_uninitialized_memory, runtime.device.type
+    if device == "cuda":
         torch.backends.cudnn.benchmark = False
     else:
         torch.set_num_threads(threads)
@@ -302,16 +391,17 @@ def exact(runtime: Runtime, threads: int) -> Iterator[None]:
         if _NOT_DETERMINISTIC not in str(error):
             raise
         operation = str(error).split(_NOT_DETERMINISTIC)[0].strip()[:100]
+        off = ["schedule.lanes = 0"] * lanes + ["machine.deterministic = false"] * (device == "cuda")
         raise LaunchError(
-            "schedule.lanes",
-            f"{operation} has no deterministic kernel on this {runtime.device.type} device, so "
+            "schedule.lanes" if lanes else "machine.deterministic",
+            f"{operation} has no deterministic kernel on this {device} device, so "
             "results cannot be exact to the bit",
-            "train with schedule.lanes = 0",
+            f"train with {' and '.join(off)}",
         ) from error
     finally:
         torch.use_deterministic_algorithms(before[1])
         settings.fill_uninitialized_memory = filled
-        if runtime.device.type != "cuda":
+        if device != "cuda":
             torch.set_num_threads(before[0])
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -184,6 +184,7 @@ def join(
         return
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     if not cpu:
+        os.environ.setdefault(*_CUBLAS)
         # A batch system may show each process a single GPU, which has index 0 in all of them.
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % max(1, torch.cuda.device_count()))
     if recording is not None:
@@ -227,6 +228,27 @@ def _store_outlives_processes() -> bool:
     """
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return kept and os.environ.get("GROUP_WORLD_SIZE") == "1" and "TORCHELASTIC_RESTART_COUNT" in os.environ
+
+
+# Read when the first context of a process is made: without, cuBLAS may add in another order at each call.
+_CUBLAS = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def check_gpus() -> None:
+    """Check that every process has a GPU of its own, before NCCL, whose error does not say so.
+
+    Raises:
+        LaunchError: two share one; the same message on every process.
+    """
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+    places = gather_texts(f"{socket.gethostname()} {gpu.uuid}")
+    most = Counter(places).most_common(1)[0][1]
+    if most > 1:
+        raise LaunchError(
+            f"machine.processes = {len(places)}",
+            f"one GPU, {most} processes; NCCL needs a GPU for each",
+            f"set machine.processes to {len(set(places))}",
+        )
 
 
 def check_all_reduce(*, cpu: bool, seconds: float = CHECK_SECONDS) -> None:
@@ -643,6 +665,9 @@ def device_and_precision(device: str, precision: str, trackers: tuple[str, ...] 
             "needs an NVIDIA GPU of 2020 or later",
             "set machine.precision to 'float32' or 'auto'",
         )
+    if not cpu:
+        os.environ.setdefault(*_CUBLAS)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True  # torch's default
     # By default torch uses TF32 for convolutions but not for matrix products.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = chosen == "tf32"
     return cpu, chosen

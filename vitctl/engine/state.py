@@ -396,9 +396,25 @@ class RunState:
         other = [
             f"{name} {was[name]}, here {now[name]}" for name in now if was.get(name, now[name]) != now[name]
         ]
+        exact = was.get("deterministic") == now.get("deterministic") == "True"
+        changed = [name for name in _KEPT if exact and was.get(name) != now.get(name)]
+        if changed:  # the promise of the same bits is broken only on purpose
+            used = ", ".join(f"{name} {was[name]}" for name in changed)
+            back = " ".join(f"--set machine.{name}={was[name].lower()}" for name in changed if name in _KEYS)
+            raise CheckpointError(
+                saved.folder,
+                f"was computed with {used}, here {', '.join(str(now[name]) for name in changed)}, and "
+                "machine.deterministic = true keeps the bits",
+                f"resume with {back or 'the same precision'}, or --set machine.deterministic=false",
+            )
         if other:
             text = "the last digits of later numbers differ from those of a run that was not stopped"
             self._log.warn(f"the checkpoint was computed with {', '.join(other)}: {text}", self.step)
+
+
+# What a deterministic training on a GPU keeps; the first two are keys of [machine].
+_KEYS = ("attention", "compile")
+_KEPT = (*_KEYS, "tf32", "bf16_reduction")
 
 
 def computed_on(facts: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

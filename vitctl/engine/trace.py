@@ -286,7 +286,8 @@ class StartLine(BaseModel):
         "", max_length=50
     )  # "mixed" was math in training
     linear: str = Field("torch", max_length=50)  # or oneDNN, before 0.1.0
-    compile: bool | None = None
+    compile: bool | Annotated[str, Field(max_length=50)] | None = None  # a mode of torch
+    deterministic: bool | None = None
     checkpoint_blocks: int | bool | Literal["attention"] | None = None  # a bool before it was a number
     lanes: int = Field(0, ge=0, le=10**6)
     draws: bool = False

@@ -83,6 +83,7 @@ class Trainer:
     steps_behind: int
     # Not read from the device yet: step, update, moments around the wait for its images, these.
     pending: deque[tuple[int, Update, tuple[Any, Any], list[Batch]]] = field(default_factory=deque)
+    graphs: int = 0  # that torch compiled at the start
 
     def fit(self) -> Score | None:
         """Train to the last step, resuming from the newest checkpoint in the folder.
@@ -149,6 +150,9 @@ class Trainer:
                 self.measure_if_due()
                 if state.step == self.total_steps or is_due(state.step, every):
                     state.save(last=state.step == self.total_steps)
+            if self.graphs and (now := _graphs()) > 2 * self.graphs:  # scoring has as many at most
+                text = f"torch compiled {now} graphs, {self.graphs} at the start; see TORCH_LOGS=recompiles"
+                self.log.warn(text, state.step)
         except Stopped:
             # Every process is at the same step: save it together, and wait until it is on disk.
             self.log_pending()
@@ -166,7 +170,8 @@ class Trainer:
         journal.show_progress(at_once=True, text="compiling")
         first = take(batches, len(self.own), self.stop.miss_images)
         self.train_step.warm_up(first)
-        journal.write("compile", step=self.state.step, seconds=round(time.perf_counter() - began, 3))
+        seconds, self.graphs = round(time.perf_counter() - began, 3), _graphs()
+        journal.write("compile", step=self.state.step, seconds=seconds, graphs=self.graphs)
         return chain(first, batches)
 
     def _is_read_at_once(self) -> bool:
@@ -260,3 +265,10 @@ class Trainer:
     def _main_has(self, has: bool) -> bool:
         """Return the main process's value: after a resume only that one has read the log."""
         return self.runtime.sum([float(self.runtime.is_main and has)])[0] > 0
+
+
+def _graphs() -> int:
+    """Return how many graphs torch has compiled in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])

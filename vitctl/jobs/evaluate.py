@@ -363,7 +363,7 @@ def evaluate(
     journal.say("warning", *unseen_pixels(model.config), *cautions)
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
-    kernel = choose_attention(model, recipe.machine, runtime)
+    kernel = choose_attention(model, recipe.machine, runtime, images=len(source))
     rows, fitted = _answered(look, recipe, found, model, source, rule)
     best, likely = np.split(rows, [min(TOP_K, len(rule.prediction_names))], axis=1)
     best = best.astype(np.int64)

@@ -158,7 +158,7 @@ def open_frozen(
     check_found(runtime, found, sources)
 
     model, transform = _frozen(found, recipe, runtime)
-    choose_attention(model, recipe.machine, runtime)
+    choose_attention(model, recipe.machine, runtime, images=sum(map(len, sources)))
     found.log(journal, random_in_words(recipe.weights, recipe.seed), f"frozen, {transform}")
     journal.say("warning", *unseen_pixels(found.weights.config, transform.image_size))
     look, digest = ImagePass(run, recipe, transform, found.weights.meta), weights_digest(model.state_dict())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from vitctl.data.inspect.duplicates import NEAR_BITS, compare_within, describe, write_matches
 from vitctl.data.source.views import Source, shared_samples, split_sources
 from vitctl.engine.assemble import RunContext
-from vitctl.engine.computation import dropout_draws
+from vitctl.engine.computation import dropout_draws, settled
 from vitctl.engine.distillation import Teacher
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Report, silent
@@ -284,6 +284,7 @@ def _train(
     images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule, found.weights.meta, tested)
     if not found.weights.is_later:  # otherwise parts are read later
         model = on_device(model, run.runtime)
+    recipe = settled(recipe, run.runtime, model.config, run.folder, len(train_on))
     if recipe.finetune.head == "fewshot":
         start_head(recipe, run, model, images)
     score = train(

@@ -61,6 +61,7 @@ from vitctl.jobs.resources import (
 )
 from vitctl.models.flops import (
     NO_BF16,
+    compile_rule,
     computed_flops,
     count_macs,
     count_parameters,
@@ -293,6 +294,9 @@ def plan_training(
         micro_batch = lanes.largest_leaf
         notes.append(lanes_note(lanes))
     most = busiest(recipe, micro_batch)
+    flops = steps * recipe.schedule.batch_size / m.processes * computed_flops(config)
+    compiles = bool(device) and m.checkpoint_blocks != "attention" and compile_rule(device, flops)
+    settled = recipe if m.compile != "auto" else _with(recipe, compile=compiles)
     return TrainingPlan(
         recipe=recipe,
         config=config,
@@ -306,7 +310,7 @@ def plan_training(
         memory=memory.kinds(micro_batch),
         read=recipe.schedule.batch_size / nodes * size.image_bytes * nodes_of_a_shard(recipe, nodes),
         device=device,
-        expected=expected(config, recipe, teacher, device, min(micro_batch, fitting), most),
+        expected=expected(config, settled, teacher, device, min(micro_batch, fitting), most),
         fitting_micro_batch=min(fitting, memory.share),
         largest_batch=memory.largest(),
         notes=(*unseen_pixels(config), *notes),

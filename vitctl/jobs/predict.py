@@ -94,11 +94,11 @@ def predict(
 
     Paper: Section 3.1
     """
-    opened = open_classifier(recipe, needs_head=features is None, note=note)
+    count, total = 0, sum(map(len, sources))
+    opened = open_classifier(recipe, needs_head=features is None, note=note, images=total)
     if features is not None and not opened.network.has_features:
         raise CheckpointError(opened.path, "has no features output", "use the run that it was exported from")
     note(f"weights: {opened.path} ({opened.text})")
-    count, total = 0, sum(map(len, sources))
     if total > 1:  # of one image nobody takes the accuracy
         from vitctl.jobs.evaluate import num_trained_on
 

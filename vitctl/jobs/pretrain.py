@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.assemble import RunContext
-from vitctl.engine.computation import dropout_draws
+from vitctl.engine.computation import dropout_draws, settled
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.losses import predict_masked_patches
 from vitctl.engine.preemption import StopFlag
@@ -100,6 +100,7 @@ def pretrain(
     run.journal.say("data", *training_notes(recipe, recipe.data, train_on, score_on))
 
     config = recipe.network(len(train_on.class_names))
+    recipe = settled(recipe, run.runtime, config, run_dir, len(train_on))
     run.journal.say("warning", *unseen_pixels(config))
     is_whole = not recipe.machine.divides_model  # otherwise each process initialises its part
     model = build(config, seed=recipe.seed, dtype=run.runtime.dtype, device="cpu" if is_whole else "meta")

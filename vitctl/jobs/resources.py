@@ -106,7 +106,7 @@ def expected(
     step = Step(
         images=most[0],
         passes=max(most[1], -(-most[0] // micro_batch)),
-        compiled=m.compile,
+        compiled=m.compile not in (False, "auto"),
         plain=plain,
         slots=OPTIMIZERS[recipe.optimizer.name].slots,
         averaging=recipe.averaging.decay > 0,

@@ -49,7 +49,7 @@ from vitctl.jobs.record.result import (
 )
 from vitctl.models.blocks import compile_errors
 from vitctl.models.build import Model
-from vitctl.models.kernels import attention_of
+from vitctl.models.kernels import attention_of, is_compiled
 from vitctl.models.variants import Config
 from vitctl.models.weights.containers import read_later
 from vitctl.models.weights.weights_file import weights_digest
@@ -204,6 +204,7 @@ class ImagePass:
             "device": runtime.device.type,
             "attention": attention_of(model),
             "linear": "torch",  # kept so that keys of earlier releases match
+            **({"compiled": True} if is_compiled(model) else {}),
         }
         return cached_features(
             runtime,
@@ -424,6 +425,7 @@ def train(
             score, and possibly on processes other than the main one.
     """
     runtime, lanes = run.runtime, recipe.schedule.lanes > 0
+    is_exact = lanes or (recipe.machine.deterministic and runtime.device.type == "cuda")
     meta = images.meta(recipe.loss.name) | stated(images.colours) | dict(stored)
     look = ImagePass(run, recipe, images.pre_processing, images.colours, whole_batches=lanes)
     loss = recipe.loss.name if recipe.evaluation.metric == "loss" else ""
@@ -431,8 +433,11 @@ def train(
         partial(look.through, evaluate_model, "scoring", source=source, loss=loss) if source else None
         for source in (images.scored, images.tested)
     )
+    if runtime.device.type == "cuda" and not is_exact:
+        text = "machine.deterministic = false: faster, and a resume or a repetition has other last digits"
+        run.journal.say("warning", text)
     with (
-        exact(runtime, recipe.schedule.threads) if lanes else nullcontext(),
+        exact(runtime, recipe.schedule.threads, lanes=lanes) if is_exact else nullcontext(),
         compile_errors(run.stop.check) if recipe.machine.compile else nullcontext(),
     ):
         trainer = assembled(recipe, run, model, images, meta, score, test=test, **options)

@@ -19,7 +19,7 @@ from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.source.views import Source, source_text
 from vitctl.engine.assemble import Images, RunContext
 from vitctl.engine.checkpoint import newest_checkpoint
-from vitctl.engine.computation import choose_attention, computed_training, dropout_draws
+from vitctl.engine.computation import choose_attention, computed_training, dropout_draws, settled
 from vitctl.engine.evaluation import Score
 from vitctl.engine.fewshot_ridge import fit_and_score
 from vitctl.engine.journal import AVERAGE, CHECKPOINTS, Report, silent
@@ -203,7 +203,7 @@ def _train(context: SuiteContext, recipe: Vtab, data: TaskData, folder: Path, im
         keeps_head=False,
     )
     placed = on_device(model, runtime)
-
+    recipe = settled(recipe, runtime, model.config, folder, TASK_IMAGES)
     score = train(
         recipe,
         within(context.run, folder, str(folder.relative_to(context.run.folder))),
@@ -377,6 +377,10 @@ def _provenance(context: SuiteContext, data: Sequence[TaskData], setting: Settin
     )
     if setting:
         chosen = {"lr": setting.lr, "total_steps": setting.total_steps, "warmup_steps": setting.warmup_steps}
+        length = {"schedule": recipe.schedule.model_copy(update={"total_steps": setting.total_steps})}
+        recipe = settled(
+            recipe.model_copy(update=length), context.run.runtime, body, context.run.folder, TASK_IMAGES
+        )
         chosen |= context.rates | dropout_draws(recipe, body, context.run.folder)
     return weights_used(context.found, recipe.weights) | {
         "suite": recipe.vtab.suite,

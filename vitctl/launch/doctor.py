@@ -119,7 +119,12 @@ def _precision() -> Iterator[Finding]:
 def _extras() -> Iterator[Finding]:
     from vitctl.models.flops import NOT_INSTALLED, installed
 
-    needs = [_EXTRA.match(text) for text in importlib.metadata.requires("vitctl") or ()]
+    try:
+        required = importlib.metadata.requires("vitctl") or []
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding(True, "extras", "not known, as this copy was not installed")
+        return
+    needs = [_EXTRA.match(text) for text in required]
     lacking = [one for one in needs if one and NOT_INSTALLED in installed([one[1]]).values()]
     by_extra = {one[2]: ", ".join(two[1] for two in lacking if two[2] == one[2]) for one in lacking}
     missing = "; ".join(f"{extra} ({names})" for extra, names in by_extra.items())

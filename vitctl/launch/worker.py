@@ -240,6 +240,7 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
     if several:
         from vitctl.engine.runtime import (
             check_all_reduce,
+            check_gpus,
             check_same,
             gather_texts,
             node_lines,
@@ -248,6 +249,8 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
         cpu = join_group(run_dir, recipe)
         if is_main_process():
             forget_errors(run_dir)  # of an earlier start; all processes of this one wait in check_all_reduce
+        if not cpu:
+            check_gpus()
         check_all_reduce(cpu=cpu)
         # Only the node that lost a process counts the restart.
         restarts = max(map(int, gather_texts(str(restarts))))

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -127,21 +128,31 @@ def _quieten(module: nn.Module) -> None:
             _quieten(child)
 
 
-def compile_blocks(model: nn.Module, backend: str | Callable[..., Any] = "inductor") -> int:
+def compile_blocks(
+    model: nn.Module,
+    backend: str | Callable[..., Any] = "inductor",
+    mode: bool | str = True,
+) -> int:
     """Compile every outermost `Block` of `model` in place, and return their number.
 
-    Equal blocks share one compilation, so a deep network compiles as fast as a shallow one. Each batch size
-    is compiled separately: a run has two or three, and code for a fixed size is faster. Cheap operations,
-    such as GELU, are recomputed in the backward pass. Names in the state dictionary do not change.
+    Equal blocks share one compilation, so a deep network compiles as fast as a shallow one. One batch size is
+    compiled for training and one for scoring, the first that comes: code for a fixed size is faster, and the
+    last, smaller batch is computed as if nothing were compiled. Cheap operations, such as GELU, are
+    recomputed in the backward pass. Names in the state dictionary do not change. `mode`: of torch, True for
+    its default. `compiled_parts` of a model are methods that are compiled too.
     """
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
     import torch.compiler.config as compiler
 
     dynamo.recompile_limit = max(
         dynamo.recompile_limit, _RECOMPILES
     )  # beyond it torch silently stops compiling
     functorch.activation_memory_budget = min(functorch.activation_memory_budget, _KEPT)
+    # Set by each library for itself otherwise: the order of sums, and who draws the random numbers.
+    inductor.deterministic = torch.are_deterministic_algorithms_enabled()
+    inductor.fallback_random = False
     # Code that torch cached for AVX2 would be compiled for AVX-512, whose vectors are twice as long: the
     # last one would end beyond its memory.
     cpu = torch.backends.cpu.get_cpu_capability()
@@ -149,10 +160,33 @@ def compile_blocks(model: nn.Module, backend: str | Callable[..., Any] = "induct
         compiler.cache_key_tag += cpu
     for name in _ABOUT_MACHINE if "TORCH_LOGS" not in os.environ else ():
         logging.getLogger(name).setLevel(logging.ERROR)
+    sizes = dict[tuple[bool, bool], int]()
+    settings: Any = {"backend": backend, "dynamic": False} | ({} if mode is True else {"mode": mode})
+
+    def compiled(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return _at_one_size(torch.compile(plain, **settings), plain, sizes)
+
     blocks = list(_outermost(model))
     for block in blocks:
-        block.compile(backend=backend, dynamic=False)
+        block._compiled_call_impl = partial(compiled(type(block)._call_impl), block)
+    for name in getattr(model, "compiled_parts", ()):
+        setattr(model, name, partial(compiled(getattr(type(model), name)), model))
+    for module in model.modules():
+        if isinstance(module, nn.GELU):
+            module.is_compiled = True  # type: ignore[assignment]  # no tensor
     return len(blocks)
+
+
+def _at_one_size(
+    compiled: Callable[..., Tensor], plain: Callable[..., Tensor], sizes: dict[tuple[bool, bool], int]
+) -> Callable[..., Tensor]:
+    """Return a layer that is compiled for one batch size in training and one in scoring, see `sizes`."""
+
+    def call(module: nn.Module, tokens: Tensor, *more: Any) -> Tensor:
+        size = sizes.setdefault((module.training, torch.is_grad_enabled()), len(tokens))
+        return (compiled if len(tokens) == size else plain)(module, tokens, *more)
+
+    return call
 
 
 @contextmanager

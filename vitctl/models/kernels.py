@@ -8,8 +8,15 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-AttentionKernel = Literal["fused", "math"]
+# "fused" is torch's own choice: on a GPU `attention_rule` names one. "flash" is also that of a CPU.
+AttentionKernel = Literal["fused", "flash", "efficient", "cudnn", "math"]
+_PINNED = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
 # Tokens up to which plain products are faster, by device and type of the products; measured by
 # benchmarks/kernels.py.
 _PLAIN_UP_TO = {("cpu", torch.bfloat16): 1024}
@@ -48,6 +55,9 @@ def attend(
     # On most devices a trained bias has no fused kernel.
     if bias is not None or kernel == "math":
         mixed = _math(query, key, value, None if bias is None else bias.flatten(0, -4))
+    elif kernel in _PINNED:
+        with sdpa_kernel(_PINNED[kernel]):
+            mixed = F.scaled_dot_product_attention(query, key, value)
     else:
         mixed = F.scaled_dot_product_attention(query, key, value)
     return torch.unflatten(mixed, 0, leading)
@@ -68,12 +78,26 @@ def _logits(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
     return logits if bias is None else logits + bias
 
 
-def attention_rule(device: str, dtype: torch.dtype, tokens: int) -> AttentionKernel:
+def attention_rule(
+    device: str, dtype: torch.dtype, tokens: int, head: int = 64, *, deterministic: bool = True
+) -> AttentionKernel:
     """Return the kernel for machine.attention = "auto", the same at any load and batch.
 
-    `device` is a kind such as "cpu", `dtype` that of the products, `tokens` the longest sequence.
+    `device` is a kind such as "cpu", `dtype` that of the products, `tokens` the longest sequence, `head` the
+    numbers of a head. On a GPU flash needs 16 bits, efficient at most 32 and multiples of 16 bytes; both have
+    a backward pass in a fixed order where `deterministic` algorithms are on, and cuDNN has none. Without,
+    cuDNN is torch's choice on Hopper and Blackwell.
+    Source: torch 2.11 and 2.14, sdp_utils.cpp and attention_backward.cu in aten's transformers/cuda
     """
-    return "math" if tokens <= _PLAIN_UP_TO.get((device, dtype), 0) else "fused"
+    if device != "cuda":
+        return "math" if tokens <= _PLAIN_UP_TO.get((device, dtype), 0) else "fused"
+    major = torch.cuda.get_device_capability()[0]
+    half, fits = dtype.itemsize == 2 and major >= 8, head * dtype.itemsize % 16 == 0
+    if half and not deterministic and major in (9, 10) and head <= 128 and fits:
+        return "cudnn"
+    if half and head <= 256:
+        return "flash"
+    return "efficient" if fits and (half or dtype.itemsize == 4) else "math"
 
 
 def _math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
@@ -144,6 +168,10 @@ class Head(Linear):
             return super().forward(features.to(self.weight.dtype))
 
 
+def is_compiled(model: nn.Module) -> bool:
+    return any(module._compiled_call_impl is not None for module in model.modules())
+
+
 def pack(model: nn.Module, dtype: torch.dtype) -> None:
     """Reorder the weights of linear layers for oneDNN, once, if they are multiplied in bf16 on a CPU.
 
@@ -151,8 +179,7 @@ def pack(model: nn.Module, dtype: torch.dtype) -> None:
     weights: a packed model must not be trained. Compiled models and `Head` layers stay as they are.
     """
     layers = [one for one in model.modules() if isinstance(one, Linear) and not isinstance(one, Head)]
-    is_compiled = any(module._compiled_call_impl is not None for module in model.modules())
-    if is_compiled or dtype != torch.bfloat16 or not layers or not _has_bf16(layers[0].weight.device):
+    if is_compiled(model) or dtype != torch.bfloat16 or not layers or not _has_bf16(layers[0].weight.device):
         return
     for layer in layers:
         weight, bias = layer.multiplied().detach().to(dtype), layer.added()

@@ -16,6 +16,7 @@ from vitctl.models.kernels import Linear
 from vitctl.models.variants import LORA_TARGETS
 
 ADAPTERS = "adapters"
+_CLASSES: dict[str, type] = {}
 Factors = Mapping[str, tuple[Tensor, Tensor]]  # by target: A [rank, in], B [out, rank]
 
 
@@ -46,7 +47,9 @@ class Adapted(Linear):
         """Add adapters to a layer in place; its parameters, and references to it, stay valid."""
         layer.adapters = nn.ModuleDict(adapters)
         layer.scale = scale  # type: ignore[assignment]  # no tensor
-        layer.__class__ = type(f"Adapted{type(layer).__name__}", (cls, type(layer)), {})
+        # One class for all layers of a kind: torch compiles a layer again for each class.
+        name, plain = f"Adapted{type(layer).__name__}", type(layer)
+        layer.__class__ = _CLASSES.setdefault(name, type(name, (cls, plain), {}))
 
     def multiplied(self) -> Tensor:
         weight = super().multiplied()

@@ -83,12 +83,10 @@ class Attention(Attending):
 
 
 class GELU(nn.GELU):
+    is_compiled = False  # by `compile_blocks`; torch 2.11 takes an ordinary compilation for an export
+
     def forward(self, inputs: Tensor) -> Tensor:
-        if (
-            self.approximate == "tanh"
-            and torch.compiler.is_dynamo_compiling()
-            and not torch.compiler.is_exporting()
-        ):
+        if self.is_compiled and self.approximate == "tanh" and torch.compiler.is_dynamo_compiling():
             # 0.5 x (1 + tanh(u)) = x sigmoid(2 u); compiled code has a fast exponential, but no fast tanh.
             return inputs * torch.sigmoid(math.sqrt(8 / math.pi) * (inputs + 0.044715 * inputs**3))
         return super().forward(inputs)
@@ -222,6 +220,7 @@ class VisionTransformer(nn.Module):
     class_token: nn.Parameter | None
     position_embedding: nn.Parameter | None
     head: nn.Linear | None
+    compiled_parts: tuple[str, ...] = ("embed", "begin", "represent")  # see `compile_blocks`
 
     def __init__(self, config: ViTConfig, block: Callable[[ViTConfig, float], Block] = EncoderBlock) -> None:
         super().__init__()
@@ -257,8 +256,21 @@ class VisionTransformer(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """Return patch embeddings `[B, rows * columns, D]`, row-major, of `[B, 3, H, W]` in [-1, 1]."""
+        if images.device.type == "cuda":  # a convolution's weight gradient adds in any order there
+            return self.as_product(images)
         patches: Tensor = self.patch_embedding(images)  # [B, D, rows, columns]
         return patches.flatten(2).transpose(1, 2)
+
+    def as_product(self, images: Tensor) -> Tensor:
+        """Return the patch embeddings by one matrix product, up to rounding those of the convolution."""
+        layer, patch = self.patch_embedding, self.config.patch_size
+        rows, columns = (length // patch for length in images.shape[-2:])
+        cut = torch.unflatten(images[..., : rows * patch, : columns * patch], -1, (columns, patch))
+        pixels = torch.unflatten(cut, 2, (rows, patch)).permute(
+            0, 2, 4, 1, 3, 5
+        )  # [B, rows, columns, C, P, P]
+        # pixels: [B, rows, columns, C, P, P]
+        return F.linear(pixels.flatten(3).flatten(1, 2), layer.weight.flatten(1), layer.bias)
 
     def positions(self) -> Tensor | None:
         """Return the tables added to the tokens, `[1, N, D]` or one per layer, or None.
@@ -293,15 +305,26 @@ class VisionTransformer(nn.Module):
         With `token_blocks`, the class tokens of `token_blocks - 1` earlier blocks precede it. With `first`
         the last block outputs only so many tokens.
         """
-        tokens, positions, turns = patches, self.positions(), self.turns()
-        earlier: list[Tensor] = []
+        encoded = self.tokens(patches, first)
+        return self.norm(encoded) if self.config.norm_at == "tokens" else encoded
+
+    def begin(self, patches: Tensor, positions: Tensor | None) -> Tensor:
+        """Return the input of the first block, `[B, N, D]`: with prefix tokens and positions."""
+        tokens = patches
         prefix = [one for one in (self.class_token, self.registers) if one is not None]
         if prefix:
             tokens = torch.cat([*(one.expand(patches.shape[0], -1, -1) for one in prefix), patches], dim=1)
         if positions is not None:
             tokens = tokens + positions[:1]
         # Under autocast the patches arrive in bf16; the residual stream has the precision of the weights.
-        tokens = self.norm_pre(self.dropout(tokens.to(self.norm.weight.dtype)))
+        begun: Tensor = self.norm_pre(self.dropout(tokens.to(self.norm.weight.dtype)))
+        return begun
+
+    def tokens(self, patches: Tensor, first: int | None = None) -> Tensor:
+        """Return the output of the last block, see `encode`."""
+        positions, turns = self.positions(), self.turns()
+        tokens = self.begin(patches, positions)
+        earlier: list[Tensor] = []
         for index, block in enumerate(self.blocks):
             if index and positions is not None and self.config.position_at != "stem":
                 tokens = tokens + positions[index % len(positions)]
@@ -310,9 +333,7 @@ class VisionTransformer(nn.Module):
             tokens = run(block, (tokens, *more), is_checkpointed(index, self.checkpoint_blocks))
             if 0 < len(self.blocks) - 1 - index < self.config.token_blocks:
                 earlier.append(tokens[:, :1])
-        tokens = torch.cat([*earlier, tokens], dim=1) if earlier else tokens
-        encoded: Tensor = self.norm(tokens) if self.config.norm_at == "tokens" else tokens
-        return encoded
+        return torch.cat([*earlier, tokens], dim=1) if earlier else tokens
 
     @property
     def checkpoint_blocks(self) -> Recomputed:
@@ -328,7 +349,11 @@ class VisionTransformer(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Return the representation `[B, R]` that feeds the head, of `images` `[B, 3, H, W]` in [-1, 1]."""
         reads_one = skips_unused_tokens(self.config) and not self.every_token
-        encoded = self.encode(self.embed(images), 1 if reads_one else None)
+        return self.represent(self.tokens(self.embed(images), 1 if reads_one else None))
+
+    def represent(self, tokens: Tensor) -> Tensor:
+        """Return the representation `[B, R]` of the last block's tokens."""
+        encoded = self.norm(tokens) if self.config.norm_at == "tokens" else tokens
         pooled = self.pooled(encoded)
         pooled = self.norm(pooled) if self.config.norm_at == "pooled" else pooled
         return pooled if self.pre_logits is None else torch.tanh(self.pre_logits(pooled))
@@ -352,6 +377,8 @@ class VisionTransformer(nn.Module):
 
 class HybridTransformer(VisionTransformer):
     """A `VisionTransformer` on the feature map of a headless ResNet V1. Paper: Sections 3.1 and 4.1"""
+
+    compiled_parts = ("begin", "represent")  # the backbone has blocks of its own
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__(config)

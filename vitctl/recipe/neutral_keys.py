@@ -27,6 +27,7 @@ RESULT_NEUTRAL = (
     "machine.attention",
     "machine.checkpoint_blocks",
     "machine.compile",
+    "machine.deterministic",
     "machine.micro_batch",
     "machine.sharding",
     "evaluation.batch_size",

@@ -54,6 +54,9 @@ from vitctl.recipe.sections import (
     knob,
 )
 
+# Of a recipe, and of a training: whether, and in which mode of torch.
+Compile = bool | Literal["auto", "max-autotune", "reduce-overhead"]
+
 
 class Machine(Section):
     """[machine] Distribution of the work; changes the result by rounding only, mostly through precision.
@@ -100,10 +103,17 @@ class Machine(Section):
 class NetworkMachine(Machine):
     """[machine] of the jobs that compute a network."""
 
-    attention: Literal["fused", "math", "auto"] = knob(
+    attention: Literal["auto", "flash", "efficient", "cudnn", "math", "fused"] = knob(
         "auto",
         "kernel of the attention product. auto: math on a CPU in bf16 up to 1,024 tokens, with relative "
-        "positions and lanes; else fused",
+        "positions and lanes; else fused, on a GPU flash in bf16 and efficient in float32; a training keeps "
+        "that of its start",
+    )
+    compile: Compile = knob(
+        "auto",
+        "torch.compile each layer. auto: on a GPU, where it saves more time than it takes; a training keeps "
+        "the choice of its start. true, 'max-autotune' and 'reduce-overhead' are torch's modes. With dropout "
+        "or drop_path it changes the random draws",
     )
 
 
@@ -122,8 +132,10 @@ class TrainMachine(NetworkMachine):
         "activation checkpointing: recompute one in so many layers in the backward pass instead of storing "
         "its activations; 1: each, 0: none; true stands for 1; attention: of each layer the attention alone",
     )
-    compile: bool = knob(
-        False, "torch.compile each layer; with dropout or drop_path this changes the random draws"
+    deterministic: bool = knob(
+        True,
+        "on a GPU only kernels that add in a fixed order, so that a resume has the same bits; false: faster. "
+        "A CPU always has them",
     )
     micro_batch: int = knob(
         0,
@@ -139,7 +151,7 @@ class TrainMachine(NetworkMachine):
     def _whole_graphs(self) -> Self:
         return self._refusing(
             (
-                self.compile and self.checkpoint_blocks == "attention",
+                self.compile not in (False, "auto") and self.checkpoint_blocks == "attention",
                 "checkpoint_blocks = 'attention' cuts compiled layers in two; set compile = false, or "
                 "checkpoint_blocks to a number",
             ),

@@ -364,8 +364,10 @@ SYNONYMS = {
     "sync_bn": Synonym("", "a ViT has no batch norm"),
     "fsdp": Synonym("machine.sharding=fsdp"),
     "dist_eval": Synonym("", "it always is, and counts each image once"),
-    "full_determinism": Synonym("schedule.lanes", "the same bits on any number of processes"),
-    "deterministic": Synonym("schedule.lanes", "the same bits on any number of processes"),
+    "full_determinism": Synonym("machine.deterministic=true", "the default"),
+    "use_deterministic_algorithms": Synonym("machine.deterministic=true", "the default"),
+    "compile_mode": Synonym("machine.compile", "true, max-autotune or reduce-overhead"),
+    "torchcompile_mode": Synonym("machine.compile", "true, max-autotune or reduce-overhead"),
     "worker_seeding": Synonym("", "each image has its own random numbers"),
     # vitctl's own commands and keys
     "lora": Synonym("lora.rank"),

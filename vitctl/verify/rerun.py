@@ -145,7 +145,8 @@ class Rerun:
                 values["machine.precision"] = self.start.precision
             if self.start.device == "cpu":
                 values["machine.device"] = "cpu"
-            for name in ("attention", "compile", "checkpoint_blocks"):
+            of_gpu = self.start.device == "cuda" and not torch.cuda.is_available()
+            for name in ("checkpoint_blocks", *(() if of_gpu else ("attention", "compile"))):
                 if (used := getattr(self.start, name)) not in ("", None):
                     values[f"machine.{name}"] = used
         return [Override(key, value) for key, value in values.items()]

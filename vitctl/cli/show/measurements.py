@@ -241,7 +241,7 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
         where += f", {count_text(threads, 'thread')} of {count_text(machine['cores'], 'core')}"
     each = f" in each of {r['processes']} processes" if r["processes"] > 1 else ""
     kernels = [r["precision"], f"attention {r['attention']}"]
-    kernels += ["compiled"] * r["compile"] + ["blocks recomputed"] * bool(r["checkpoint_blocks"])
+    kernels += ["compiled"] * bool(r["compile"]) + ["blocks recomputed"] * bool(r["checkpoint_blocks"])
     slowest, fastest = (rate_text(r["batch_size"] / pick(r["step_seconds"])) for pick in (max, min))
     mean = f"mean of {count_text(r['steps'], 'step')}"
     spread = f", {slowest} to {fastest}" if r["steps"] > 1 else ""

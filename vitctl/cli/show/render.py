@@ -159,7 +159,7 @@ _LINES = {
     "teacher": "teacher: {path} ({text})",
     "resume": "resuming from step {step} of {total_steps}",
     "node": "{text}",
-    "compile": "compiled in {seconds:.1f} s",
+    "compile": "compiled in {seconds:.1f} s, {graphs} graphs",
     "data": "data: {text}",
     "head": "head {text}",
     "warning": "warning: {text}",
@@ -190,7 +190,7 @@ def _line(record: Mapping[str, Any]) -> str:
         return ""
     if kind == "probe" and not record.get("chosen"):  # its accuracy is in the table
         line = "{data_set}  {head}: accuracy {accuracy:.2%}" if "known" in record else ""
-    return step + line.format(**record) + _deciding(record) + _known(record) + notes
+    return step + line.format(**{"graphs": "some", **record}) + _deciding(record) + _known(record) + notes
 
 
 def _numbers(record: Mapping[str, Any]) -> str:

@@ -402,26 +402,32 @@ def check_finite(outputs: Outputs) -> Outputs:
 
 
 def open_classifier(
-    recipe: Evaluate, *, needs_head: bool = True, note: Callable[[str], None] = lambda _: None
+    recipe: Evaluate,
+    *,
+    needs_head: bool = True,
+    note: Callable[[str], None] = lambda _: None,
+    images: int = 0,
 ) -> OpenClassifier:
     """Open the classifier that [weights] means, with the pre-processing of `vitctl evaluate`.
 
     Args:
         needs_head: False if only features are wanted.
         note: called with a line that names the run if weights.source is "newest".
+        images: that it will see, if known: many are worth compiling for.
 
     Raises VitctlError if the weights are missing or not a classifier's, or a value or the precision is
     unsupported.
     """
     if recipe.weights.source == "newest":
         note(newest_run(recipe.job)[1])
-    opened = _from_onnx(recipe) if recipe.weights.source.endswith(ONNX) else _from_weights(recipe, needs_head)
+    is_onnx = recipe.weights.source.endswith(ONNX)
+    opened = _from_onnx(recipe) if is_onnx else _from_weights(recipe, needs_head, images)
     if needs_head and not opened.network.has_head:
         raise no_head(opened.path)
     return opened
 
 
-def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
+def _from_weights(recipe: Evaluate, needs_head: bool, images: int) -> OpenClassifier:
     found = scored_weights(recipe)
     if needs_head and not found.weights.has_head:
         raise no_head(found.path)
@@ -430,7 +436,7 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
     transform = _transform(recipe, meta)
     model, _ = loaded_model(found, transform.image_size, computation.dtype)
     model.to(device=computation.device, dtype=computation.dtype).eval()
-    choose_attention(model, machine, computation)
+    choose_attention(model, machine, computation, images=images)
     pack(model, computation.product_dtype)
     network = TorchNetwork(
         model,
