@@ -235,7 +235,8 @@ def assembled(
 
     # The parts: the update, the log, the state.
     is_cuda = runtime.device.type == "cuda"
-    narrow = is_cuda and runtime.precision == "bf16" and not is_sharded(model)
+    # Recomputed blocks save memory, the copies of weights too.
+    narrow = is_cuda and runtime.precision == "bf16" and not (is_sharded(model) or machine.checkpoint_blocks)
     wrapped = runtime.wrap(model, ddp=lanes is None, always_synced=micro_batch >= share)
     gradients: Gradients = AllReduced(runtime, wrapped, recipe.seed)
     if lanes is not None:

@@ -210,7 +210,7 @@ class Narrowed:
     def __init__(self, model: nn.Module) -> None:
         # Not heads, which multiply in float32, nor adapted layers, which merge float32 weights.
         layers = (one for one in model.modules() if type(one) in (Linear, QKV))
-        self._layers = [one for one in layers if isinstance(one, Linear)]
+        self._layers = [one for one in layers if isinstance(one, Linear) and one.weight.requires_grad]
         self._copies: list[list[Tensor]] = []
 
     @contextmanager
