@@ -1,6 +1,9 @@
 """benchmarks/gpu.py: what needs no GPU of it."""
 
+import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,45 +15,77 @@ from vitctl.models.roofline import Step, estimate
 from vitctl.models.variants import variant
 
 
-def step_rows(name: str, best: float, settings: str, default: float) -> list[Any]:
-    """What `step.rows_of` gives to gpu.json, by its own functions."""
-    step, measure = script("step"), script("measure")
-    numbers = {"ours": {"as it comes": default, settings: best}, "timm": {"as it comes": 2 * best}}
-    found = measure.Compared(
-        {
-            (side, one): [{"wall": wall, "peak_mib": 1000.0}]
-            for side, choices in numbers.items()
-            for one, wall in choices.items()
-        },
-        {"ours": settings, "timm": "as it comes"},
-        {"ours": {}, "timm": {}},
-    )
-    work = step.Work(name, 224, 256, "bf16", "cuda")
-    return [row.record() for row in step.rows_of(work, found, "wall")]
+def records(model: str, **walls: float) -> list[dict[str, Any]]:
+    """Lines of numbers.jsonl, with three rounds of each side."""
+    names = {name: name.replace("_", ", ") for name in walls}
+    return [
+        {"part": "step", "model": model, "side": names[name], "batch": 256, "wall": wall, "peak_mib": 1000.0}
+        for name, wall in walls.items()
+        for _ in range(3)
+    ]
 
 
 def test_table__rate_mfu_and_expected_rate_of_a_known_gpu() -> None:
     gpu = script("gpu")
-    lines, advice = gpu.table({"rows": step_rows("B/16", 0.1, "as it comes", 0.1)}, "NVIDIA A100-SXM4-80GB")
+    found = records("B/16", ours_eager=0.1, timm_eager=0.3, timm_compiled=0.2)
+    lines, advice = gpu.table(found, "NVIDIA A100-SXM4-80GB")
     # 2,560 images/s, each of 6 x 17.563 GMACs, without 196 tokens of the last block: their output, MLP
     # and attention; of 312 TFLOP/s
     spared = 196 * (9 * 768**2 + 2 * 197 * 768)
     config = variant("B/16", image_size=224, num_classes=1000)
     expected = estimate(config, "A100", Step(256, compiled=False)).images_per_second
-    start = f"| B/16, 256 images | 2,560 | {2560 * 6 * (17.563e9 - spared) / 312e12:.0%} | {expected:,.0f} |"
-    assert len(lines) == 1 and lines[0].startswith(f"{start} 2.00 | ours, as it comes | 1,000 |")
+    start = f"| 2,560 | {2560 * 6 * (17.563e9 - spared) / 312e12:.0%} | {expected:,.0f} | 2.00 |"
+    assert len(lines) == 5 and lines[2].startswith(f"| B/16, 256 images, ours, eager {start}")
     assert advice == []
-    assert "| unknown | unknown |" in gpu.table({"rows": step_rows("B/16", 1, "x", 1)}, "Some GPU")[0][0]
+    assert "| unknown | unknown |" in gpu.table(found, "Some GPU")[0][2]
 
 
 def test_table__a_faster_setting_is_advised_and_has_its_own_expected_rate() -> None:
-    found = {"rows": step_rows("L/16", 0.4, "compiled by block", 0.5)}
+    found = [
+        *records("L/16", ours_compiled=0.4),
+        *[{**one, "side": "ours, as it comes"} for one in records("L/16", ours_eager=0.5)],
+    ]
     lines, advice = script("gpu").table(found, "NVIDIA H100 80GB HBM3")
     config = variant("L/16", image_size=224, num_classes=1000)
-    assert f"| {estimate(config, 'H100', Step(256, compiled=True)).images_per_second:,.0f} |" in lines[0]
-    assert advice == ["- L/16: ours, compiled by block is 1.25 times as fast as the default"]
-    found = {"rows": step_rows("L/16", 0.49, "compiled by block", 0.5)}
-    assert script("gpu").table(found, "NVIDIA H100 80GB HBM3")[1] == []
+    assert f"| {estimate(config, 'H100', Step(256, compiled=True)).images_per_second:,.0f} |" in lines[2]
+    assert advice == ["- L/16: ours, compiled is 1.25 times as fast as the default"]
+
+
+def test_side__that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = script("gpu")
+    monkeypatch.setattr(gpu, "HERE", tmp_path)
+    (tmp_path / "step.py").write_text(
+        "import subprocess, sys, time\np = subprocess.Popen(['sleep', '60'])\n"
+        "print('{\"wall\": 1.0}', flush=True)\nprint(p.pid, file=sys.stderr, flush=True)\n"
+        "sys.stdin.readline()\ntime.sleep(60)\n"
+    )
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(gpu, "TURN", 0.5)
+    work = script("step").Work("Ti/16", 32, 4, "bf16", "cpu")
+    gpu.steps(work, ["timm, eager"], 1, tmp_path, lambda **record: said.append(record))
+    assert [one["part"] for one in said] == ["prepared", "step"] and "stopped after 0.5 s" in said[1][
+        "failed"
+    ]
+    (log,) = tmp_path.glob("Ti16_*.txt")
+    pid, deadline = int(log.read_text()), time.monotonic() + 10
+    while time.monotonic() < deadline and is_running(pid):
+        time.sleep(0.05)
+    assert not is_running(pid)
+
+
+@pytest.mark.slow
+def test_rehearsal__on_a_cpu_writes_every_number(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    line = [sys.executable, script("gpu").__file__, "--device", "cpu", "--models", "Ti/16", "--out", str(out)]
+    line += ["--batch", "4", "--image-size", "32", "--steps", "1", "--rounds", "2"]
+    line += ["--parts", "steps"]
+    subprocess.run([*line, "--sides", "ours, eager", "timm, eager"], check=True)
+    lines = [json.loads(text) for text in (out / "numbers.jsonl").read_text().splitlines()]
+    assert [one["side"] for one in lines if one["part"] == "step"] == [
+        *("ours, eager", "timm, eager"),
+        *("timm, eager", "ours, eager"),
+    ]
+    assert "ours, eager" in (out / "report.md").read_text()
 
 
 def test_kernels__only_a_slower_choice_is_named() -> None:

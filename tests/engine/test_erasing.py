@@ -11,6 +11,7 @@ import torch
 
 from tests.engine.conftest import Tiny, batch, rows
 from tests.engine.test_mixing import BOTH, normalise
+from tests.fake_card import CARD, FakeCard
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.losses import _ERASING_STREAM, Mixing, classification, erased
 from vitctl.recipe.sections import FinetuneLoss
@@ -71,3 +72,11 @@ def test_classify_erased__does_not_depend_on_micro_batches(mixing: Mixing) -> No
     assert expected != loss(whole, 9, replace(mixing, random_erasing=0.0))
     for micro_batch in (1, 2, 4):
         assert loss(whole, micro_batch, mixing) == pytest.approx(expected, rel=1e-13)
+
+
+def test_erased__sends_all_fills_of_a_batch_at_once() -> None:
+    with FakeCard() as card:
+        images = torch.zeros(40, 3, 16, 16, device=CARD)
+        with card.watched():
+            erased(images, torch.arange(40), probability=PROBABILITY, seed=SEED, count=3)
+        assert sum("to the card" in event for event in card.events) == 1

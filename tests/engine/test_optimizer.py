@@ -8,7 +8,9 @@ import torch
 from timm.optim import create_optimizer_v2
 from torch import nn
 
+from vitctl.engine import optimizer as module
 from vitctl.engine.optimizer import (
+    Average,
     build_optimizer,
     clip_gradients,
     load_optimizer_tensors,
@@ -212,3 +214,45 @@ def test_load_optimizer_tensors__of_another_model() -> None:
         load_optimizer_tensors(optimizer, model, {"exp_avg/other": torch.zeros(1)})
     load_optimizer_tensors(optimizer, model, {})
     assert optimizer_tensors(optimizer, model) == {}
+
+
+@pytest.mark.parametrize("decay_on", ["all", "matrices"])
+def test_lamb__all_at_once_is_one_by_one(decay_on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; skipped updates, the first too, change nothing."""
+    chosen = Optimizer(name="lamb", lr=1.0, weight_decay=0.1, decay_on=decay_on)
+    ways = []
+    for devices in ((), ("cpu",)):
+        monkeypatch.setattr(module, "MANY_AT_ONCE", devices)
+        model = Toy()
+        optimizer = build_optimizer(model, chosen)
+        for step, (lr, grads) in enumerate(zip(LRS, gradients(), strict=True)):
+            for key, p in model.named_parameters():
+                p.grad = torch.tensor(grads[key]) * (1 if step not in (0, 4) else float("nan"))
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            before = [t.clone() for t in (*model.parameters(), *optimizer_tensors(optimizer, model).values())]
+            take_step(optimizer, torch.tensor(step not in (0, 4)))
+            after = [*model.parameters(), *optimizer_tensors(optimizer, model).values()]
+            is_same = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+            assert is_same == (step in (0, 4))
+        ways.append([t.detach() for t in after])
+    for one, other in zip(*ways, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("debias", [False, True])
+def test_average__all_at_once_is_one_by_one(debias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = []
+    for devices in ((), ("cpu",)):
+        monkeypatch.setattr(module, "MANY_AT_ONCE", devices)
+        model, generator = Toy(), torch.Generator().manual_seed(1)
+        average = Average(model, 0.9, debias=debias)
+        for finite in (False, True, True, False, True):
+            for p in model.parameters():
+                p.data = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+            before = {name: t.clone() for name, t in average.tensors.items()}
+            average.update(model, torch.tensor(finite))
+            assert all(torch.equal(t, before[name]) for name, t in average.tensors.items()) != finite
+        ways.append(average.tensors)
+    for name, one in ways[0].items():
+        torch.testing.assert_close(one, ways[1][name], rtol=1e-13, atol=1e-15)

@@ -14,6 +14,7 @@ from tests.fake_card import FakeCard, card_runtime
 from tests.matrix import slow
 from vitctl.engine import runtime as module
 from vitctl.engine.runtime import (
+    Computation,
     Runtime,
     alone,
     best_precision,
@@ -198,3 +199,14 @@ def test_wrap__trains_to_the_bits_of_a_plain_ddp(line: str, tmp_path: Path) -> N
     digests = [found.split()[1] for found in shown.read_text().splitlines() if found.startswith("weights ")]
     assert len(digests) == 4
     assert len({*digests}) == 1
+
+
+@pytest.mark.parametrize("precision", ["bf16", "float32", "float64"])
+def test_normaliser__gives_the_bits_of_its_equation(precision: str) -> None:
+    images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
+    mean, std = (0.5, 0.485, 0.0), (0.5, 0.229, 1.0)
+    computation = Computation(torch.device("cpu"), precision)
+    rows = [torch.tensor(one, dtype=computation.dtype).view(1, 3, 1, 1) for one in (mean, std)]
+    wanted = (images.to(computation.dtype) / 255.0 - rows[0]) / rows[1]
+    found = computation.normaliser(mean, std)(images)
+    assert found.dtype == wanted.dtype and torch.equal(found, wanted)

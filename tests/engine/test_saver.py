@@ -152,3 +152,23 @@ def test_check_space__what_was_set_aside_is_never_deleted(
     (tmp_path / "torn_step_00000001" / "model.safetensors").write_bytes(bytes(10**6))
     with pytest.raises(CheckpointError):
         check_space(tmp_path, t.network, None, slots=2, kept=1)
+
+
+def test_start__the_thread_of_a_later_process_opens_its_own_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread begins with GPU 0, and pinned memory made there would open it, for some 500 MiB each."""
+    chosen: list[tuple[torch.device, bool]] = []
+    main = threading.get_ident()
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: chosen.append((device, threading.get_ident() == main))
+    )
+
+    class OnGpu:
+        device = torch.device("cuda", 3)
+
+    one = saver(tmp_path)
+    one.start(1, [("model", "a", torch.zeros(2)), ("model", "w", OnGpu())], {}, {})  # type: ignore[list-item]
+    one.wait_for_copy()
+    assert "OnGpu" in one.finish()
+    assert chosen == [(torch.device("cuda", 3), False)]

@@ -170,6 +170,16 @@ def test_drop_path__its_rate_follows_to_the_device_and_stays_exact() -> None:
             assert block[0](branch).device == CARD
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_drop_path__gives_the_bits_of_its_equation(dtype: torch.dtype) -> None:
+    layer, branch = DropPath(0.3), torch.randn(50, 3, 4).to(dtype)
+    torch.manual_seed(0)
+    found = layer(branch)
+    torch.manual_seed(0)
+    wanted = branch * ((torch.rand(50, 1, 1) >= layer.rate) / (1 - layer.rate)).to(dtype)
+    assert found.dtype == dtype and torch.equal(found, wanted)
+
+
 def test_drop_path__acts_in_training_alone_and_draws_nothing_at_rate_0(
     tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
 ) -> None:

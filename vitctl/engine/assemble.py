@@ -1,6 +1,7 @@
 """A training is put together: its images, its loss, how it is computed, and the parts of a `Trainer`."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -43,14 +44,14 @@ from vitctl.engine.runtime import (
     num_workers,
 )
 from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
-from vitctl.engine.sharding import place_of, shard_as
+from vitctl.engine.sharding import is_sharded, place_of, shard_as
 from vitctl.engine.state import RunState, computed_on
 from vitctl.engine.trainer import Evaluator, Trainer
 from vitctl.engine.update import AllReduced, Gradients, TrainStep
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops
-from vitctl.models.kernels import set_attention
+from vitctl.models.kernels import Narrowed, set_attention
 from vitctl.models.variants import check_recomputed, to_dict
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
 
@@ -240,6 +241,9 @@ def assembled(
     }
 
     # The parts: the update, the log, the state.
+    # Compiled blocks cast weights themselves; recomputed blocks save memory, which copies of weights would take.
+    eager = is_cuda and not (machine.compile or machine.checkpoint_blocks or is_sharded(model))
+    narrow = eager and runtime.precision == "bf16"
     wrapped = runtime.wrap(model, ddp=lanes is None, always_synced=micro_batch >= share)
     gradients: Gradients = AllReduced(runtime, wrapped, recipe.seed)
     if lanes is not None:
@@ -308,6 +312,7 @@ def assembled(
         clip_value=recipe.optimizer.clip_value,
         norm_dtype=torch.float64 if lanes else None,
         changing=state.changing,
+        holding=Narrowed(model) if narrow else nullcontext,
     )
     return Trainer(
         recipe,

@@ -16,7 +16,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -516,8 +516,12 @@ class Saver:
         with suppress(Exception):  # the first process reports the problem
             write()
 
-    def _copy(self, parts: Iterable[tuple[str, str, Tensor]]) -> Copy:
+    def _copy(self, parts: Sequence[tuple[str, str, Tensor]]) -> Copy:
         """Copy the tensors to reused buffers; from a GPU asynchronously, done at the returned events."""
+        for _, _, whole in parts:
+            if whole.device.type == "cuda":  # a thread begins with GPU 0, and pinned memory would open it
+                torch.cuda.set_device(whole.device)
+                break
         snapshot: Snapshot = {}
         devices: set[torch.device] = set()
         for part, name, whole in parts:

@@ -104,6 +104,9 @@ def classification_loss(
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     num_classes = logits.shape[-1]
+    if name == "softmax" and labels.ndim == 1 and not label_smoothing:
+        each = F.cross_entropy(logits, labels, reduction="none")
+        return _weighted(each, labels, weights, class_weights)
     if labels.ndim == 1:
         targets = F.one_hot(labels, num_classes).to(logits.dtype)
     elif name == "sigmoid":
@@ -121,6 +124,10 @@ def classification_loss(
         each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=-1)
     else:
         each = -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
+    return _weighted(each, labels, weights, class_weights)
+
+
+def _weighted(each: Tensor, labels: Tensor, weights: Tensor | None, class_weights: Tensor | None) -> Tensor:
     if weights is None:
         return each
     if class_weights is not None:
@@ -296,6 +303,7 @@ def erased(
 
     Source: Random Erasing (arXiv 1708.04896), as timm's modes; DeiT and MAE use "pixel"
     """
+    places, fills = list[Tensor](), list[Tensor]()
     for row, position in enumerate(positions.tolist()):
         rng = np.random.default_rng((seed, position, 0, _ERASING_STREAM))
         drawn = 0 if rng.random() >= probability else 1 if count == 1 else int(rng.integers(1, count + 1))
@@ -304,8 +312,13 @@ def erased(
                 top, left, height, width = box
                 shape = (3, height, width) if mode == "pixel" else (3, 1, 1)
                 make = np.zeros if mode == "const" else rng.standard_normal
-                fill = torch.from_numpy(make(shape, dtype=np.float32))
-                images[row, :, top : top + height, left : left + width] = sent(fill, images.device)
+                fills.append(torch.from_numpy(make(shape, dtype=np.float32)))
+                places.append(images[row, :, top : top + height, left : left + width])
+    if fills:  # one copy to the device
+        joined = sent(torch.cat([fill.flatten() for fill in fills]), images.device)
+        parts = torch.split(joined, [fill.numel() for fill in fills])
+        for place, own, fill in zip(places, parts, fills, strict=True):
+            place.copy_(own.view_as(fill))
     return images
 
 

@@ -19,6 +19,8 @@ from vitctl.recipe.sections import OPTIMIZERS, LayerRates
 from vitctl.recipe.sections import Optimizer as Section
 
 Groups = list[dict[str, Any]]
+# Devices where one kernel changes many tensors, of one type and size in each list, by a scalar of that type.
+MANY_AT_ONCE = ("cuda",)
 
 
 def build_optimizer(model: nn.Module, chosen: Section) -> Optimizer:
@@ -119,6 +121,9 @@ class Lamb(_Eager):
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # noqa: ARG002 - there is none
         for group in self.param_groups:
             held = [p for p in group["params"] if p.grad is not None]
+            if held and held[0].device.type in MANY_AT_ONCE and not is_part(held[0]):
+                self._together(held, group)
+                continue
             for parameter in held:
                 self._to_update(parameter, group)
             updates = [p.grad for p in held]
@@ -130,6 +135,39 @@ class Lamb(_Eager):
                 if group["weight_decay"]:
                     local(update).mul_(ratio)
                 local(parameter).add_(local(update), alpha=-group["lr"])
+
+    def _together(self, held: list[Tensor], group: dict[str, Any]) -> None:
+        """Update a group in a few kernels: torch's fused Adam gives the updates, of weights that are zero."""
+        states, sizes = [self.state[p] for p in held], [p.numel() for p in held]
+        steps, taken = [state["step"] for state in states], ~self.found_inf.bool()
+        torch._foreach_add_(steps, [taken.to(steps[0].dtype)] * len(steps))
+        joined = held[0].new_zeros(sum(sizes))
+        updates = [own.view_as(p) for own, p in zip(torch.split(joined, sizes), held, strict=True)]
+        first, second = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+        (beta1, beta2), number = group["betas"], steps[0].float()  # the same for all: none is ever left out
+        torch._fused_adam_(
+            updates,
+            [p.grad for p in held if p.grad is not None],
+            first,
+            second,
+            [],
+            [number] * len(held),
+            lr=-1.0,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=0.0,
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+            found_inf=self.found_inf,
+        )
+        if group["weight_decay"]:
+            torch._foreach_add_(updates, held, alpha=group["weight_decay"])
+            ours, theirs = (torch.stack(_norms(some, None)) for some in (held, updates))
+            ratios = torch.where((ours > 0) & (theirs > 0), ours / theirs, 1.0) * taken
+            each = zip(ratios, sizes, strict=True)
+            joined *= torch.cat([ratio.expand(size) for ratio, size in each])
+        torch._foreach_add_(held, updates, alpha=-group["lr"])
 
     def _to_update(self, parameter: Any, group: dict[str, Any]) -> None:
         """Replace a gradient by Adam's update plus weight decay, or by zeros if the step is skipped."""
@@ -206,15 +244,16 @@ def clip_gradients(
     gradients = [p.grad for p in parameters if p.grad is not None]
     each = torch.stack(_norms(gradients, dtype)) if gradients else torch.zeros(0)
     norm, each = full(torch.linalg.vector_norm(each)), full(each)
-    factor = torch.ones_like(norm)
+    factor = torch.ones_like(norm) if scale is None else scale.to(norm.dtype)
     if scale is not None:
-        factor = scale.to(norm.dtype)
         norm, each = norm * factor, each * factor
     if max_norm:
-        factor = factor * torch.where(norm.isfinite(), torch.clamp(max_norm / norm, max=1.0), 1.0)
+        clipped = factor * torch.clamp(max_norm / norm, max=1.0)
+        factor = torch.where(norm < torch.inf, clipped, factor)
     # Reading the factor is free on a CPU; on a GPU it would synchronise.
     if factor.device.type != "cpu" or float(factor) != 1:
-        torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
+        own = [local(gradient) for gradient in gradients]
+        torch._foreach_mul_(own, factor.to(own[0].dtype))
     for gradient in gradients if max_value else ():
         local(gradient).clamp_(-max_value, max_value)
     return norm, each
@@ -290,7 +329,12 @@ class Average:
         own = [local(tensor) for tensor in self.tensors.values()]
         weights = [local(p.detach()) for p in trainable(model).values()]
         taken = torch.where(is_finite, share, 0.0).to(own[0].dtype)
-        torch._foreach_lerp_(own, weights, [taken] * len(own))
+        if own[0].device.type in MANY_AT_ONCE:
+            way = torch._foreach_sub(weights, own)
+            torch._foreach_mul_(way, taken)
+            torch._foreach_add_(own, way)
+        else:
+            torch._foreach_lerp_(own, weights, [taken] * len(own))
 
     def load(self, tensors: dict[str, Tensor], updates: int) -> None:
         self.updates.fill_(updates)

@@ -403,10 +403,11 @@ class Normaliser:
     def __init__(self, computation: Computation, mean: Sequence[float], std: Sequence[float]) -> None:
         self._device, self._dtype = computation.device, computation.dtype
         self._mean, self._std = self._constant(mean), self._constant(std)
+        self._most = torch.full((), 255.0, dtype=self._dtype, device=self._device)
 
     def __call__(self, images: Tensor) -> Tensor:
-        on_device = images.to(self._device, non_blocking=True).to(self._dtype)
-        return (on_device / 255.0 - self._mean) / self._std
+        on_device = images.to(self._device, non_blocking=True)
+        return (on_device / self._most).sub_(self._mean).div_(self._std)
 
     @torch.inference_mode(False)
     def _constant(self, values: Sequence[float]) -> Tensor:

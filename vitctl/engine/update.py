@@ -68,6 +68,7 @@ class TrainStep:
         clip_value: bound of each number of the gradient; 0: off.
         norm_dtype: that the squares of the global norm are added in; None: that of the gradient.
         changing: gives the block in which weights, optimizer and average change.
+        holding: gives the block in which they stay, for copies of the weights.
     """
 
     runtime: Runtime
@@ -84,6 +85,7 @@ class TrainStep:
     norm_dtype: torch.dtype | None = None
     lost: Tensor | None = field(default=None, init=False)  # batches of an outage so far, on the device
     changing: Callable[[], AbstractContextManager[None]] = nullcontext
+    holding: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def update(self, step: int, micro_batches: list[Batch], stopped: bool = False) -> "Update":
         """Take one step after `step` finished ones, from this process's share of the global batch.
@@ -94,7 +96,8 @@ class TrainStep:
         HERE.arrive()
         train_mode(self.model)
         forward: Moments = []
-        sums = self.gradients(partial(self._backward, forward), step, micro_batches, stopped)
+        with self.holding():
+            sums = self.gradients(partial(self._backward, forward), step, micro_batches, stopped)
         # More updates may be queued before the host knows that one was lost: they are lost too.
         self.lost = sums.num_lost if self.lost is None else self.lost + sums.num_lost
         sums = sums._replace(num_lost=self.lost)
@@ -103,7 +106,7 @@ class TrainStep:
         norm, each = clip_gradients(
             parameters, self.clip_norm, max_value=self.clip_value, scale=to_mean, dtype=self.norm_dtype
         )
-        is_finite = sums.loss.isfinite() & norm.isfinite() & (sums.num_lost == 0)
+        is_finite = (sums.loss + norm) * 0 + sums.num_lost == 0  # 0 * inf is NaN
         lr = self.lr(step)
         with self.changing():
             self._apply(lr, is_finite)
@@ -122,7 +125,7 @@ class TrainStep:
         began = moment(self.runtime.device)
         loss = self.objective(self.model, batch, step)
         forward.append((began, moment(self.runtime.device)))
-        self.runtime.accelerator.backward(loss * (scale / self.batch_size))
+        torch.autograd.backward(loss * (scale / self.batch_size))
         return loss.detach()
 
     def _apply(self, lr: float, is_finite: Tensor) -> None:

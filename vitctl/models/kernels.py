@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -110,6 +111,7 @@ class Linear(nn.Linear):
     """A linear layer, `[..., in_features]` to `[..., out_features]`."""
 
     packed: tuple[Tensor, Tensor | None] | None = None  # weight and bias in bf16, see `pack`
+    narrow: tuple[Tensor, ...] = ()  # the same, in training, see `Narrowed`
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.packed is not None:
@@ -130,10 +132,29 @@ class Linear(nn.Linear):
 
     def multiplied(self) -> Tensor:
         """Return the matrix that inputs are multiplied by, `[out_features, in_features]`."""
-        return self.weight
+        return self._as_multiplied(self.weight, 0)
 
     def added(self) -> Tensor | None:
-        return self.bias
+        return self.bias if self.bias is None else self._as_multiplied(self.bias, 1)
+
+    def _as_multiplied(self, weight: Tensor, place: int) -> Tensor:
+        if torch.compiler.is_compiling() or not self.narrow:
+            return weight
+        held: Tensor = _Held.apply(weight, self.narrow[place])
+        return held
+
+
+class _Held(torch.autograd.Function):
+    """A copy in place of a weight: its gradient goes to the weight, in the weight's type."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, copy: Tensor) -> Tensor:
+        ctx.dtype = weight.dtype
+        return copy.view_as(copy)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0].to(ctx.dtype), None
 
 
 class QKV(Linear):
@@ -205,3 +226,32 @@ def packed(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         for module in model.modules():
             if isinstance(module, Linear):
                 module.packed = None
+
+
+class Narrowed:
+    """Linear layers with bf16 copies of their weights within the block, made by one kernel a step.
+
+    They are those that autocast makes of each weight in each pass. Weights must not change within.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        # Not heads, which multiply in float32, nor adapted layers, which merge float32 weights.
+        layers = (one for one in model.modules() if type(one) in (Linear, QKV))
+        self._layers = [one for one in layers if isinstance(one, Linear) and one.weight.requires_grad]
+        self._copies: list[list[Tensor]] = []
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        weights = [[p for p in (one.weight, one.bias) if p is not None] for one in self._layers]
+        self._copies = self._copies or [
+            [torch.empty_like(p, dtype=torch.bfloat16, requires_grad=False) for p in own] for own in weights
+        ]
+        with torch.no_grad():
+            torch._foreach_copy_([*chain(*self._copies)], [*chain(*weights)])
+        for layer, copies in zip(self._layers, self._copies, strict=True):
+            layer.narrow = tuple(copies)
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.narrow = ()

@@ -139,11 +139,15 @@ class DropPath(nn.Module):
         # A tensor, because each float value would be compiled anew. Not a buffer: DDP would send it, and
         # `to` would change its type.
         self.rate = torch.tensor(rate, dtype=torch.float64, device="cpu")
+        types = torch.float64, torch.float32, torch.bfloat16
+        self.factor = {dtype: (1 / (1 - self.rate)).to(dtype) for dtype in types}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move the rate to the device too: compiled code that takes a CPU number cannot be a CUDA graph."""
+        """Move the numbers to the device too: compiled code that takes a CPU's cannot be a CUDA graph."""
         device = fn(torch.empty(0, device=self.rate.device)).device
-        self.rate = self.rate if device.type == "meta" else self.rate.to(device)
+        if device.type != "meta":
+            self.rate = self.rate.to(device)
+            self.factor = {dtype: factor.to(device) for dtype, factor in self.factor.items()}
         apply: Any = super()._apply  # untyped
         return apply(fn, recurse)
 
@@ -151,7 +155,7 @@ class DropPath(nn.Module):
         if not (self.active and self.training):
             return branch
         drawn = torch.rand(branch.shape[0], *[1] * (branch.dim() - 1), device=branch.device)
-        return branch * ((drawn >= self.rate) / (1 - self.rate)).to(branch.dtype)
+        return branch * ((drawn >= self.rate) * self.factor[branch.dtype])
 
 
 class EncoderBlock(Block):

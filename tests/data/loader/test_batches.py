@@ -264,7 +264,7 @@ def test_batch__survives_pickling() -> None:
 @pytest.mark.gpu
 def test_batch__is_pinned_beside_a_gpu() -> None:
     for num_workers in (0, 2):
-        batch = next(train(SyntheticSource(20, 3, 12), num_workers=num_workers))
+        batch = next(train(SyntheticSource(20, 3, 12), num_workers=num_workers, pinned=True))
         assert all(
             tensor.is_pinned() for tensor in (batch.images, batch.labels, batch.weights, batch.samples)
         )

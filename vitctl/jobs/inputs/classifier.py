@@ -1,9 +1,11 @@
 """Networks ready for inference, from PyTorch or an ONNX file."""
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +16,11 @@ from torch import Tensor
 
 from vitctl.data.images.decode import BadSample, Picture, open_picture
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.data.loader.batches import eval_batches
+from vitctl.data.loader.batches import Batch, eval_batches
 from vitctl.data.source.views import Source, sample_key
 from vitctl.engine.computation import choose_attention
 from vitctl.engine.evaluation import NOT_FINITE, class_logits, image_features, most_likely
-from vitctl.engine.runtime import Computation, Normaliser, alone
+from vitctl.engine.runtime import Computation, Fetched, Normaliser, Transfer, alone, given
 from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError, refuse
 from vitctl.jobs.inputs.weights import loaded_model, remarks, scored_weights, stored_eval_transform
 from vitctl.jobs.record.result import newest_run
@@ -91,18 +93,21 @@ class TorchNetwork:
     def num_classes(self) -> int:
         return self.model.config.num_classes
 
-    @torch.inference_mode()
     def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
-        inputs = self.normalise(images)
-        if not with_features:
-            return Outputs(self._logits(inputs).cpu(), None)
-        features = image_features(self.computation, self.model, inputs)
-        logits = None
-        if self.has_head and self.flip_average:
-            logits = self._logits(inputs).cpu()
+        return self.begin(images, with_features=with_features)()
+
+    @torch.inference_mode()
+    def begin(self, images: Tensor, *, with_features: bool = False) -> Callable[[], Outputs]:
+        """Queue the computation on the device; the result waits for it."""
+        inputs, features, logits = self.normalise(images), None, None
+        if with_features:
+            features = image_features(self.computation, self.model, inputs)
+        if features is None or (self.has_head and self.flip_average):
+            logits = Fetched(self._logits(inputs))
         elif self.has_head and self.model.head is not None:
-            logits = class_logits(self.computation, self.model.head, features).cpu()
-        return Outputs(logits, features.float().cpu())
+            logits = Fetched(class_logits(self.computation, self.model.head, features))
+        wide = None if features is None else Fetched(features.float())
+        return lambda: Outputs(*(None if one is None else one.wait() for one in (logits, wide)))
 
     def _logits(self, inputs: Tensor) -> Tensor:
         return class_logits(self.computation, self.model, inputs, flip_average=self.flip_average)
@@ -220,6 +225,9 @@ class OnnxNetwork:
                 "give a file of `vitctl export --to onnx`",
             ) from None
         return meta
+
+    def begin(self, images: Tensor, *, with_features: bool = False) -> Callable[[], Outputs]:
+        return partial(self, images, with_features=with_features)
 
     def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
         """Return the outputs for uint8 images `[B, 3, S, S]`; `[B, 3, H, W]` if it resizes them."""
@@ -340,8 +348,8 @@ class OpenClassifier:
             digests=with_features,
             pinned=self.network.device.type == "cuda",
         )
-        for batch in batches:
-            logits, features = check_finite(self.network(batch.images, with_features=with_features))
+        for batch, outputs in self._computed(batches, with_features=with_features):
+            logits, features = check_finite(outputs())
             samples = [sample for sample in batch.samples.tolist() if sample >= 0]
             reasons = {sample: reason for sample, _, reason in batch.bad}
             count = len(samples)
@@ -352,6 +360,21 @@ class OpenClassifier:
                 None if features is None else features[:count],
                 batch.digests[:count],
             )
+
+    def _computed(
+        self, batches: Iterator[Batch], *, with_features: bool
+    ) -> Iterator[tuple[Batch, Callable[[], Outputs]]]:
+        """Yield batches with their outputs; a GPU computes the next batch before one is yielded."""
+        torchs = isinstance(self.network, TorchNetwork)
+        device = self.network.device if torchs else torch.device("cpu")
+        waiting = deque[tuple[Batch, Callable[[], Outputs]]]()
+        with Transfer(device).ahead(batches) as coming:
+            for batch in coming:
+                images = given(batch).images
+                waiting.append((batch, self.network.begin(images, with_features=with_features)))
+                if device.type != "cuda" or len(waiting) == 2:
+                    yield waiting.popleft()
+        yield from waiting
 
     def shown(self, picture: Picture) -> Tensor:
         """Return a pre-processed image, uint8 `[3, S, S]`; its original size if the network resizes it."""
