@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,11 +17,27 @@ import psutil
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from tests.conftest import PACED, WITH_WORKER, Run, assert_golden, checkpoint, command, records, step_images
+from tests.conftest import (
+    PACED,
+    TINY,
+    WITH_WORKER,
+    Run,
+    assert_golden,
+    checkpoint,
+    command,
+    records,
+    step_images,
+)
 from tests.launch.conftest import assert_gone, ended, family_of, logged, rank_of, wait_for
+from vitctl.engine.journal import Journal
+from vitctl.engine.preemption import StopFlag
 from vitctl.errors import DataError, LostProcess, VitctlError
+from vitctl.launch import peers
 from vitctl.launch.agent import note_first_killed
 from vitctl.launch.peers import (
+    GIVE_UP_SECONDS,
+    STUCK_SECONDS,
+    _Rank,
     first_error,
     forget_errors,
     is_cause,
@@ -30,6 +47,9 @@ from vitctl.launch.peers import (
     raise_first_error,
 )
 from vitctl.launch.run_folder import LOGS
+from vitctl.launch.worker import server_patience
+from vitctl.recipe.load import load_recipe
+from vitctl.system.process import HERE
 from vitctl.system.remote import GaveUpError
 
 HASTY = WITH_WORKER.format(worker="tests.launch.hasty_worker")
@@ -238,3 +258,119 @@ def test_first_killed__is_read_from_what_torchrun_prints(tmp_path: Path) -> None
     forget_errors(tmp_path)
     note_first_killed(tmp_path, str(ChildFailedError("worker", {0: ProcessFailure(0, 9, 1, "")})))
     assert first_error(tmp_path) is None
+
+
+class Ended(Exception):  # noqa: N818 - the end of a process
+    pass
+
+
+class Pair:
+    """Two processes whose main threads stand in a collective operation, on a clock of the test.
+
+    A value that a test changes from None: what ended the run, and the second at which it ended.
+    """
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, group_timeout: float = 300.0) -> None:
+        self.now, self.cpu, self.each_tick, self.away = 1000.0, 0.0, 0.0, ""
+        self.said: list[str] = []
+        patch.setattr(peers.time, "monotonic", lambda: self.now)
+        patch.setattr(peers.time, "process_time", lambda: self.cpu)
+        patch.setattr(peers, "_why_unreachable", lambda *_: self.away)
+        for name, value in {"MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
+            patch.setenv(name, value)
+        for name, value in {"arrivals": 7, "images_since": None, "step": 3, "operation": "a sum"}.items():
+            patch.setattr(HERE, name, value)
+        (folder / LOGS).mkdir()
+        self.stop = StopFlag()
+        journal = Journal(folder / "log.jsonl", lambda record: self.said.append(str(record["text"])))
+        self.ranks = [_Rank(folder, journal, self.stop, self.end, rank, 2, group_timeout) for rank in (0, 1)]
+
+    def end(self, text: str) -> None:
+        raise Ended(text)
+
+    def ended(self, seconds: int) -> tuple[int, str] | None:
+        """Let seconds pass; return when the first process ended, and why."""
+        for second in range(seconds):
+            self.now, self.cpu = self.now + 1, self.cpu + self.each_tick
+            for rank in self.ranks:
+                try:
+                    rank.look()
+                except Ended as reason:
+                    assert rank.rank == 0, "the first process saves"
+                    with pytest.raises(Ended, match=r"^$"):
+                        self.ranks[1].look()
+                    return second, str(reason)
+        return None
+
+
+def test_stuck__a_cut_network_is_named_and_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(tmp_path, monkeypatch)
+    pair.away = "process 0 at a:1 (timed out)"
+    found = pair.ended(60)
+    assert found is not None and found[0] in range(int(STUCK_SECONDS), 60)
+    assert "; a sum of 2 processes does not end, and none of them computes: process 1 on " in found[1]
+    assert "cannot reach process 0 at a:1 (timed out); step 3 not saved: no training was in pro" in found[1]
+    assert [text.startswith("step 3: a sum of 2 processes does not end") for text in pair.said] == [
+        True,
+        False,  # that it stopped
+    ]
+
+
+@pytest.mark.parametrize(
+    ("group_timeout", "each_tick", "images", "ends"),
+    [
+        (300.0, 0.0, False, True),
+        (80.0, 0.0, False, True),
+        (80.0, 0.5, False, False),
+        (80.0, 0.0, True, False),
+    ],
+    ids=["an unknown cause", "a shorter limit", "one computes", "one waits for images"],
+)
+def test_stuck__without_a_cut_the_limit_of_the_group_ends_the_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    group_timeout: float,
+    each_tick: float,
+    images: bool,
+    ends: bool,
+) -> None:
+    pair = Pair(tmp_path, monkeypatch, group_timeout)
+    pair.each_tick = each_tick
+    if images:
+        monkeypatch.setattr(HERE, "images_since", 1000.0)
+    found = pair.ended(400)
+    assert (found is not None) == ends
+    if found is not None:
+        assert found[0] in range(int(group_timeout), int(group_timeout) + 5)
+
+
+def test_stuck__a_signal_ends_it_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(tmp_path, monkeypatch)
+    assert pair.ended(12) is None
+    pair.stop.signal, pair.stop.since = signal.SIGTERM, pair.now
+    found = pair.ended(60)
+    assert found is not None and found[0] in range(int(GIVE_UP_SECONDS) - 1, int(GIVE_UP_SECONDS) + 5)
+
+
+def test_stuck__what_moves_again_is_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(tmp_path, monkeypatch)
+    pair.away = "process 0 at a:1 (timed out)"
+    for _ in range(5):
+        assert pair.ended(35) is None
+        HERE.arrivals += 1
+
+
+def test_why_unreachable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert peers._why_unreachable("127.0.0.1", port) == ""
+    assert peers._why_unreachable("127.0.0.1", port) == f"process 0 at 127.0.0.1:{port} (Connection refused)"
+
+
+def test_server_patience__belongs_to_remote_images_alone() -> None:
+    recipe = load_recipe(str(TINY)).recipe
+    for place, seconds in (("data", 0.0), ("s3://bucket/set", 7.0)):
+        data = recipe.data.model_copy(update={"path": place, "patience": 7.0})
+        assert server_patience(recipe.model_copy(update={"data": data})) == seconds

@@ -288,7 +288,7 @@ def _completes(work: dist.Work, seconds: float) -> bool:
 
 def broadcast_text(text: str) -> str:
     """Return rank 0's text, cut after 2,000 bytes, on every process."""
-    HERE.arrive()
+    HERE.arrive("a broadcast")
     said = _packed(text)
     dist.broadcast(said, src=0)
     return _unpacked(said)
@@ -299,7 +299,7 @@ def gather_texts(text: str, group: dist.ProcessGroup | None = None) -> list[str]
     if not dist.is_initialized():
         return [text]
     if group is None:
-        HERE.arrive()
+        HERE.arrive("an exchange of texts")
     own = _packed(text)
     said = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(said, own, group=group)
@@ -429,7 +429,9 @@ class Fetched:
     def wait(self) -> Tensor:
         """Return the numbers on the host, once the work queued on the device before the copy is done."""
         if self._arrived is not None:
+            HERE.waits_for_device = True
             self._arrived.synchronize()
+            HERE.waits_for_device = False
         return self._tensor
 
 
@@ -517,7 +519,7 @@ class Runtime(Computation):
 
     def add(self, own: Tensor) -> Tensor:
         """Sum element-wise over all processes, in place, without device synchronisation."""
-        HERE.arrive()
+        HERE.arrive("a sum")
         if self.num_processes > 1:
             torch.distributed.all_reduce(own)
         return own
@@ -536,7 +538,7 @@ class Runtime(Computation):
         """Return all processes' tensors, of one shape, by rank; on the main process, or `everywhere`."""
         if self.num_processes == 1:
             return [own]
-        HERE.arrive()
+        HERE.arrive("a gather")
         holds, own = everywhere or self.is_main, own.contiguous()
         found = [torch.empty_like(own) for _ in range(self.num_processes if holds else 0)]
         dist.all_gather(found, own) if everywhere else dist.gather(own, found or None)
@@ -546,7 +548,7 @@ class Runtime(Computation):
         """Return the main process's tensor on every CPU; others pass its shape and type as a meta tensor."""
         if self.num_processes == 1:
             return part
-        HERE.arrive()
+        HERE.arrive("a broadcast")
         part = part.contiguous() if self.is_main else torch.empty_like(part, device="cpu")
         dist.broadcast(part, src=0)
         return part
@@ -555,7 +557,7 @@ class Runtime(Computation):
         return broadcast_text(text) if self.num_processes > 1 else text
 
     def wait(self) -> None:
-        HERE.arrive()
+        HERE.arrive("a barrier")
         self.accelerator.wait_for_everyone()
 
     def wrap(self, model: nn.Module, *, ddp: bool = True, always_synced: bool = False) -> nn.Module:

@@ -93,7 +93,7 @@ class TrainStep:
         No device synchronisation: a GPU keeps computing while the next batch is prepared. From the sums all
         processes learn at the same step that one of them was `stopped`.
         """
-        HERE.arrive()
+        HERE.arrive("the sum of gradients")
         train_mode(self.model)
         forward: Moments = []
         with self.holding():

@@ -2,8 +2,9 @@
 
 A process that fails leaves a note; the one that reports to the user reads which failed first, and why. Each
 process also has a thread that notices when its main thread stands still: it then writes a mark every second.
-A process without a fresh mark is stopped, lost or unreachable. The lowest rank that answers reports it, and
-ends the run if it should stop.
+A process without a fresh mark is stopped, lost or unreachable. If all have one and none computes, they wait
+for each other in a collective operation that does not end. The lowest rank that answers reports it, and ends
+the run if it should stop, if the network is cut, or after machine.group_timeout.
 """
 
 import json
@@ -24,7 +25,7 @@ import psutil
 from vitctl.engine.journal import CHECKPOINTS, Journal, step_folders, step_of, write_run_json
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import LaunchError, LostProcess, VitctlError, is_lost_peer
-from vitctl.launch.run_folder import FLIGHT, LOGS, read_status
+from vitctl.launch.run_folder import FLIGHT, LOGS
 from vitctl.system.files import atomic_write, no_links, read_json
 from vitctl.system.process import HERE, told
 from vitctl.system.text import printable, typed
@@ -61,8 +62,8 @@ def _write_note(run_dir: Path, rank: int, **values: Any) -> None:
 
 
 def forget_errors(run_dir: Path) -> None:
-    """Remove the notes of processes that failed in an earlier launch."""
-    for pattern in ("error_*.json", f"{FLIGHT}*"):
+    """Remove the notes and marks of processes of an earlier launch."""
+    for pattern in ("error_*.json", "mark_*.json", f"{FLIGHT}*"):
         for old in (run_dir / LOGS).glob(pattern):
             old.unlink(missing_ok=True)
 
@@ -134,18 +135,24 @@ def write_failed_result(run_dir: Path, job: str, text: str) -> None:
 
 NOTICE_SECONDS = 10.0  # without an answer, before a line says which process is missing
 GIVE_UP_SECONDS = 15.0  # after a signal, before the run ends without those that do not answer
+STUCK_SECONDS = 40.0  # nobody moves and a process cannot reach the first one, before the run ends
 _TICK_SECONDS, _QUIET_SECONDS, _FRESH_SECONDS = 1.0, 3.0, 5.0
+_PROBE_SECONDS, _IDLE_SHARE = 2.0, 0.1  # for a connection; of the time, computing
 _MOST_BYTES = 10_000
 
 End = Callable[[str], None]  # ends this process; its argument says why the run stops
 
 
 @contextmanager
-def roll_call(run_dir: Path, journal: Journal, stop: StopFlag, end: End) -> Iterator[None]:
-    """Report processes that do not answer; `GIVE_UP_SECONDS` after a signal, call `end` from a thread."""
+def roll_call(
+    run_dir: Path, journal: Journal, stop: StopFlag, end: End, group_timeout: float
+) -> Iterator[None]:
+    """Report processes that do not answer, and a network that is cut; call `end` from a thread if the run
+    cannot go on: `GIVE_UP_SECONDS` after a signal, after `STUCK_SECONDS`, or after `group_timeout`.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     one = (
-        _Rank(run_dir, journal, stop, end, int(os.environ["RANK"]), size)
+        _Rank(run_dir, journal, stop, end, int(os.environ["RANK"]), size, group_timeout)
         if size > 1
         else _Alone(journal, stop)
     )
@@ -223,6 +230,15 @@ class _Alone:
             self.stop.give_up(images)
 
 
+def _why_unreachable(host: str, port: int) -> str:
+    """Return why no connection to the first process can be opened; "" if one can."""
+    try:
+        socket.create_connection((host, port), timeout=_PROBE_SECONDS).close()
+    except OSError as error:
+        return f"process 0 at {host}:{port} ({error.strerror or error})"
+    return ""
+
+
 @dataclass
 class _Rank:
     """Watches one of several processes. A mark's age is measured by the clock of this process."""
@@ -233,9 +249,13 @@ class _Rank:
     end: End
     rank: int
     size: int
+    group_timeout: float
     beat: int = 0
     place: tuple[int, float | None] = (-1, None)
     since: float = field(default_factory=time.monotonic)
+    busy: tuple[float, float] = (0.0, 0.0)  # when it last computed, and its CPU seconds at the last look
+    cut: str = ""  # why the first process cannot be reached
+    has_ended: bool = False
     marks: dict[int, tuple[dict[str, Any], float]] = field(default_factory=dict)
     reported: set[str] = field(default_factory=set)
     stopping_since: float | None = None
@@ -252,6 +272,9 @@ class _Rank:
             "arrivals": HERE.arrivals,
             "images": _missing_images(),
             "stop": self.stop.signal is not None,
+            "idle": time.monotonic() - self.busy[0] if HERE.images_since is None else 0.0,
+            "cut": self.cut,
+            "ended": self.has_ended,
         }
         with suppress(OSError), atomic_write(self.file(self.rank), flushed=False) as aside:
             aside.write_text(json.dumps(mark), encoding="utf-8")
@@ -260,18 +283,23 @@ class _Rank:
         """Write and read marks, and report processes that stand still; called every second."""
         now, place = time.monotonic(), (HERE.arrivals, HERE.images_since)
         if place != self.place:
-            self.place, self.since = place, now
+            self.place, self.since, self.cut = place, now, ""
             self.marks.clear()
             self.reported.clear()
         still = now - self.since
+        used, computed = self.busy[1], time.process_time()
+        computes = computed - used > _IDLE_SHARE * _TICK_SECONDS and not HERE.waits_for_device
+        self.busy = now if computes else max(self.busy[0], self.since), computed
+        if self.rank and still >= NOTICE_SECONDS and self.beat % 5 == 0:
+            self.cut = _why_unreachable(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         if still >= _QUIET_SECONDS or not self.beat:
             self.write()
         if still < _QUIET_SECONDS:
             return
         leads = not any(self._answers(rank) for rank in range(self.rank))
+        if any(mark.get("ended") for mark, _ in self.marks.values()):
+            self.end("")
         if not leads:
-            if self.stop.seconds >= GIVE_UP_SECONDS and read_status(self.run_dir) == "stopped":
-                self.end("")
             return
         answering = {rank: self.marks[rank][0] for rank in range(self.size) if self._answers(rank)}
         furthest = max((int(mark["arrivals"]) for mark in answering.values()), default=0)
@@ -281,11 +309,13 @@ class _Rank:
             return
         self._report(silent, "does not answer")
         self._report(starved, answering[starved[0]]["images"] if starved else "")
-        if not any(mark["stop"] for mark in answering.values()):
-            return
-        self.stopping_since = self.stopping_since or now - self.stop.seconds
-        if (silent or starved) and now - self.stopping_since >= GIVE_UP_SECONDS:
-            self._give_up([*silent, *starved])
+        stuck = "" if starved else self._stuck(answering, silent)
+        if any(mark["stop"] for mark in answering.values()):
+            self.stopping_since = self.stopping_since or now - self.stop.seconds
+            if (silent or starved or stuck) and now - self.stopping_since >= GIVE_UP_SECONDS:
+                self._give_up(stuck or f"{self._who([*silent, *starved])} did not answer")
+        elif stuck and still >= (STUCK_SECONDS if self._cut(answering) else self.group_timeout):
+            self._give_up(stuck)
 
     def _answers(self, rank: int) -> bool:
         self._read(rank)
@@ -299,7 +329,7 @@ class _Rank:
             read = read_json(self.file(rank), _MOST_BYTES, error=LaunchError)
             mark = (
                 read
-                if isinstance(read, dict) and {"beat", "arrivals", "images", "stop"} <= {*read}
+                if isinstance(read, dict) and {"beat", "arrivals", "images", "stop", "idle", "cut"} <= {*read}
                 else before
             )
         self.marks[rank] = (mark, time.monotonic() if mark != before else since)
@@ -317,12 +347,33 @@ class _Rank:
             text = f"step {HERE.step}: waiting for {self._who(ranks)}, which {what}"
             self.journal.write("warning", step=HERE.step, text=text)
 
-    def _give_up(self, ranks: Sequence[int]) -> None:
+    def _stuck(self, answering: Mapping[int, Mapping[str, Any]], silent: Sequence[int]) -> str:
+        """Return what the processes wait in for each other, if none of them computes or reads images."""
+        idle = min((mark["idle"] for mark in answering.values()), default=0.0)
+        if idle < NOTICE_SECONDS:
+            return ""
+        if silent:
+            return f"{self._who(silent)} did not answer"
+        cut = self._cut(answering)
+        what = f"{HERE.operation} of {self.size} processes does not end, and none of them computes"
+        text = f"{what}{': ' if cut else ''}{cut}"
+        if idle >= STUCK_SECONDS / 2 and text not in self.reported:
+            self.reported.add(text)
+            self.journal.write("warning", step=HERE.step, text=f"step {HERE.step}: {text}")
+        return text
+
+    def _cut(self, answering: Mapping[int, Mapping[str, Any]]) -> str:
+        ranks = [rank for rank, mark in answering.items() if mark["cut"]]
+        return f"{self._who(ranks)} cannot reach {answering[ranks[0]]['cut']}" if ranks else ""
+
+    def _give_up(self, why: str) -> None:
         """Save what this process can save without the others, and end the run."""
         self.stop.given_up = True
         save = self.stop.save_alone
         why_not = save() if save is not None else "no training was in progress"
         saved = f"step {HERE.step} not saved: {why_not}" if why_not else f"step {HERE.step} saved without it"
-        text = f"stopped; {self._who(ranks)} did not answer; {saved}; {resume_text(self.run_dir)}"
+        text = f"stopped; {why}; {saved}; {resume_text(self.run_dir)}"
         self.journal.write("stopped", step=HERE.step, text=text)  # not shown: the result says the same
+        self.has_ended = True
+        self.write()  # the others end now, too
         self.end(text)

@@ -58,7 +58,7 @@ from vitctl.launch.peers import (
 from vitctl.launch.run_folder import FLIGHT, LOGS, NOW, keeping_result, locked_for_run, read_status
 from vitctl.system.files import atomic_write, no_links
 from vitctl.system.process import end_with_parent, is_main_process, mark_start
-from vitctl.system.remote import patient
+from vitctl.system.remote import is_remote, patient
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import PlainStream, one_line, typed
 
@@ -136,13 +136,16 @@ def _work(
         report({"kind": "now", "text": "reading weights and data", "time": time.time()})
 
         def end(text: str) -> None:
-            if text:
+            again = restarts_left() > 0 and stop.signal is None  # the agent starts all processes again
+            if text and again:
+                print(text, file=sys.stderr, flush=True)
+            elif text:
                 write_result(run_dir, RunResult(recipe.job, "stopped", error=text))
                 say(f"{text}; resume with: vitctl resume {typed(run_dir)}")
-            os._exit(stopped_code)
+            os._exit(RESUMABLE if again else stopped_code)
 
         with (
-            roll_call(run_dir, Journal(run_dir / LOG, report), stop, end),
+            roll_call(run_dir, Journal(run_dir / LOG, report), stop, end, recipe.machine.group_timeout),
             patient(patience(recipe)),
         ):
             result = job(recipe, run_dir, report, stop, **given)
@@ -279,7 +282,7 @@ def join_group(run_dir: Path, recipe: "Recipe") -> bool:
     join(
         cpu=cpu,
         seconds=m.start_timeout,
-        group_seconds=m.group_timeout + patience(recipe),  # the others wait for its images
+        group_seconds=m.group_timeout + server_patience(recipe),
         recording=run_dir.absolute() / LOGS / FLIGHT,
     )
     return cpu
@@ -288,6 +291,13 @@ def join_group(run_dir: Path, recipe: "Recipe") -> bool:
 def patience(recipe: "Recipe") -> float:
     """Return how many seconds a process may wait for a server, and the others for it."""
     return float(getattr(getattr(recipe, "data", None), "patience", 0.0))
+
+
+def server_patience(recipe: "Recipe") -> float:
+    """Return how long the others wait for a process without images, beyond machine.group_timeout."""
+    data: Any = getattr(recipe, "data", None)
+    places = (getattr(data, "path", ""), *(part.path for part in getattr(data, "mixture", ())))
+    return patience(recipe) if any(map(is_remote, places)) else 0.0
 
 
 def on_cpu(recipe: "Recipe") -> bool:

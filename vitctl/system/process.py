@@ -130,19 +130,23 @@ class Place:
 
     Args:
         arrivals: collective operations entered so far; all processes enter them in the same order.
+        operation: the last of them, in words.
         images_since: `time.monotonic()` when it began to wait for images; None while it does not.
+        waits_for_device: whether it waits for work that a GPU has queued.
         told: what a request waits for, for a thread that reports it; None without such a thread.
     """
 
     arrivals: int = 0
+    operation: str = ""
     step: int = 0
     images_since: float | None = None
     loaders: Sequence[int] = ()
+    waits_for_device: bool = False
     told: str | None = None
 
-    def arrive(self) -> None:
+    def arrive(self, operation: str) -> None:
         """Count a collective operation, right before it."""
-        self.arrivals += 1
+        self.arrivals, self.operation = self.arrivals + 1, operation
 
     @contextmanager
     def waiting_for_images(self, loaders: Sequence[int]) -> Iterator[None]:
