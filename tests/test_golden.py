@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from tests.conftest import (
     command,
     curve,
     paced,
+    records,
+    run_as,
     run_as_two,
     step_images,
 )
@@ -63,6 +66,23 @@ def test_golden__two_processes(one_process: Path, tiny_data: Path, tmp_path: Pat
     results = [json.loads((path / "result.json").read_text())["metrics"] for path in (folder, one_process)]
     assert results[0] == results[1]
     assert results[0]["total"] == 23
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [3, 4])
+def test_resumed__in_several_processes_bit_for_bit(tiny_data: Path, tmp_path: Path, processes: int) -> None:
+    """Three numbers have a sum that depends on their order, and DDP changes it after its first pass."""
+    values = {"schedule.batch_size": 24, "schedule.total_steps": 12}
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    run_as(processes, straight, tiny_data, **values)
+    run_as(processes, resumed, tiny_data, **values)
+    (resumed / "result.json").unlink()
+    for late in [one for one in (resumed / "checkpoints").iterdir() if one.name != "step_00000006"]:
+        shutil.rmtree(late)
+    run_as(processes, resumed, tiny_data, **values)
+    assert [r["step"] for r in records(resumed, "resume")] == [6]
+    assert checkpoint(resumed, 12) == checkpoint(straight, 12)
+    assert (resumed / "steps.jsonl").read_text().count('"kind": "start"') == 2
 
 
 def test_killed_and_resumed__bit_for_bit(one_process: Path, tiny_data: Path, tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def assembled(
     }
 
     # The parts: the update, the log, the state.
-    # Compiled blocks cast weights themselves; recomputed blocks save memory, which copies of weights would take.
+    # Compiled blocks cast weights themselves; recomputed blocks save the memory that copies would take.
     eager = is_cuda and not (machine.compile or machine.checkpoint_blocks or is_sharded(model))
     narrow = eager and runtime.precision == "bf16"
     wrapped = runtime.wrap(model, ddp=lanes is None, always_synced=micro_batch >= share)
@@ -328,4 +328,6 @@ def assembled(
         test=test,
         total_steps=steps,
         steps_behind=int(is_cuda),
+        warms_up=bool(machine.compile)
+        or (runtime.num_processes > 2 and lanes is None and not is_sharded(model)),
     )

@@ -66,6 +66,7 @@ class Trainer:
         test: scores a network on the images that choose nothing; called once, by the job, after `fit`.
         total_steps: the last step.
         steps_behind: how late numbers are read from the device.
+        warms_up: whether passes come before the first update of each start.
     """
 
     recipe: Pretrain | Finetune | Vtab
@@ -81,6 +82,7 @@ class Trainer:
     test: Callable[[Model], Score] | None
     total_steps: int
     steps_behind: int
+    warms_up: bool = False
     # Not read from the device yet: step, update, moments around the wait for its images, these.
     pending: deque[tuple[int, Update, tuple[Any, Any], list[Batch]]] = field(default_factory=deque)
     graphs: int = 0  # that torch compiled at the start
@@ -127,8 +129,8 @@ class Trainer:
         state, every = self.state, self.recipe.checkpoint.every_steps
         try:
             stop_together(self.runtime, self.stop)  # a signal before the first step
-            if self.recipe.machine.compile:
-                batches = self._compiled(batches)
+            if self.warms_up:
+                batches = self._warmed_up(batches)
             self.log.start_clock(state.step)
             while state.step < self.total_steps:
                 # Wait for the images of the step; the device still computes the step before.
@@ -164,14 +166,20 @@ class Trainer:
             state.rescue(error, self.stop)
             raise
 
-    def _compiled(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Return the same batches, after a first pass over one update's that triggers torch.compile."""
-        began, journal = time.perf_counter(), self.log.journal
-        journal.show_progress(at_once=True, text="compiling")
+    def _warmed_up(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Return the same batches, after passes over one update's, whose gradients are discarded.
+
+        The first compiles. Two let DDP order its buckets: three processes or more add a number in an order
+        that depends on its place in a bucket, so that a resumed run would differ from one that never stopped.
+        """
+        began, journal, compiles = time.perf_counter(), self.log.journal, self.recipe.machine.compile
+        journal.show_progress(at_once=True, text="compiling" if compiles else "starting")
         first = take(batches, len(self.own), self.stop.miss_images)
-        self.train_step.warm_up(first)
-        seconds, self.graphs = round(time.perf_counter() - began, 3), _graphs()
-        journal.write("compile", step=self.state.step, seconds=seconds, graphs=self.graphs)
+        for _ in range(2 if self.runtime.num_processes > 2 else 1):
+            self.train_step.warm_up(first)
+        if compiles:
+            seconds, self.graphs = round(time.perf_counter() - began, 3), _graphs()
+            journal.write("compile", step=self.state.step, seconds=seconds, graphs=self.graphs)
         return chain(first, batches)
 
     def _is_read_at_once(self) -> bool:
