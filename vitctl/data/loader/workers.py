@@ -1,4 +1,6 @@
-"""Loader workers: start, cleanup, cause of death; their shared memory; and prefetching of remote shards."""
+"""Loader workers: start, cleanup, cause of death; their shared memory, where small images stay decoded; and
+prefetching of remote shards.
+"""
 
 import atexit
 import gc
@@ -11,9 +13,11 @@ import sys
 import threading
 import time
 import weakref
+import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from multiprocessing.reduction import DupFd
@@ -25,10 +29,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from vitctl.data.images.decode import BadSample, open_picture
+from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.source.order import LaneOrder, SampleOrder, lanes_read
-from vitctl.data.source.views import Source, fetch_ahead, split_sources
-from vitctl.errors import writing
-from vitctl.system import process, remote
+from vitctl.data.source.views import Source, fetch_ahead, is_remote, split_sources
+from vitctl.errors import DataError, writing
+from vitctl.system import limits, process, remote
 from vitctl.system.process import blocked_signals, ensure_descriptors, ignore_signals
 
 _WORKERS: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
@@ -192,6 +198,75 @@ def new_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory |
             _KEPT.append((memory, content))
     content[-1] = 0
     return content[:-1].view(shape).permute(0, 3, 1, 2), memory
+
+
+_SUMS = 8  # bytes of two CRC-32
+
+
+@dataclass(frozen=True)
+class SmallImages:
+    """The pixels that `TrainTransform.kept` returns for each sample, filled in as they are read.
+
+    The memory is that of the pages that were written. Beside its pixels a sample has the CRC-32 of its file,
+    and that of both together: it counts as there if this is right, so that nothing depends on the order in
+    which processes see each other's writes.
+    """
+
+    memory: SharedMemory
+    num_images: int
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, source: Source, transform: TrainTransform) -> "SmallImages | None":
+        """Return room for a source's images, as large as its first; None if they are not small and local."""
+        if sys.platform != "linux" or transform.decode != "exact" or is_remote(source) or not len(source):
+            return None
+        try:
+            shape = _kept(source.read(0), transform).shape
+        except (BadSample, DataError):
+            return None
+        size = len(source) * (int(np.prod(shape)) + _SUMS)
+        if max(shape) > limits.SMALL_SIDE or size > limits.SMALL_IMAGES:
+            return None
+        return cls(SharedMemory.zeros(size), len(source), shape)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SmallImages, (self.memory, self.num_images, self.shape)
+
+    @cached_property
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """The checksums, uint32 `[N, 2]`, and the pixels, uint8 `[N, H, W, 3]`."""
+        content, ends = self.memory.tensor().numpy(), _SUMS * self.num_images
+        return content[:ends].view(np.uint32).reshape(-1, 2), content[ends:-1].reshape(
+            self.num_images, *self.shape
+        )
+
+    def read(
+        self, source: Source, transform: TrainTransform, samples: np.ndarray
+    ) -> tuple[list[np.ndarray], np.ndarray] | None:
+        """Return the kept pixels of some samples, and the CRC-32 of each file, int64 `[B]`; None if one is
+        unusable, or of another size.
+        """
+        (sums, pixels), found = self._arrays, []
+        for sample in samples.tolist():
+            own, (of_file, of_both) = pixels[sample], sums[sample].tolist()
+            if not of_both or zlib.crc32(own, of_file) != of_both:
+                try:
+                    data = source.read(sample)
+                    kept = _kept(data, transform)
+                except BadSample:
+                    return None
+                if kept.shape != self.shape:
+                    return None
+                own[:], of_file = kept, zlib.crc32(data)
+                sums[sample] = of_file, zlib.crc32(own, of_file)
+            found.append(own)
+        return found, sums[samples, 0].astype(np.int64)
+
+
+def _kept(data: bytes, transform: TrainTransform) -> np.ndarray:
+    picture = open_picture(data, exif_orientation=transform.exif_orientation, truncated=transform.truncated)
+    return transform.kept(picture)
 
 
 AHEAD_SECONDS = 20.0  # prefetched training time
