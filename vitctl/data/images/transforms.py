@@ -574,7 +574,8 @@ def _levels(name: str, strength: float, pixels: np.ndarray) -> np.ndarray | None
         table = 255 - levels
         return table
     if name == "Posterize":
-        return levels & -(2 ** (8 - int(strength)))
+        table = levels & -(2 ** (8 - int(strength)))
+        return table
     if name == "Solarize":
         return np.where(levels < 255.0 * strength, levels, 255 - levels)
     if name not in ("AutoContrast", "Equalize"):
