@@ -7,7 +7,7 @@ from vitctl.recipe.load import every_key
 from vitctl.recipe.schema import JOBS
 from vitctl.recipe.write import explain
 
-MOST_KEYS = 248
+MOST_KEYS = 249  # known.test_images: the sampling error of a band on few images
 
 
 def test_keys__of_all_recipes_are_no_more_than_were_decided() -> None:
