@@ -160,6 +160,12 @@ class TrainTransform:
         if self._distorts:
             out[:] = self._distorted(_tensor(out), rng).permute(1, 2, 0)
 
+    @property
+    def kept_side(self) -> int:
+        """Return the side of what is `kept`, in pixels; 0: that of the picture."""
+        resized = self.resize if self.crop in ("random", "padded") else self.image_size
+        return resized if self._crops_last else 0
+
     @cached_property
     def _crops_last(self) -> bool:
         """Return whether the picture is resized as a whole, so that only the crop's position is drawn."""

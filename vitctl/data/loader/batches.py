@@ -336,7 +336,7 @@ class _TrainSamples(Dataset[Batch]):
         self, positions: list[int], epochs: np.ndarray, samples: np.ndarray, labels: np.ndarray
     ) -> Batch | None:
         """Return the same batch from decoded images; None if they are not kept, or one is unusable."""
-        if self.small is None:
+        if self.small is None or self.small.is_off:
             return None
         highest, num_classes = labels.reshape(len(labels), -1).max(1), len(self.source.class_names)
         if self.needs_labels and not 0 <= highest.min() <= highest.max() < num_classes:

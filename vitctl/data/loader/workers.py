@@ -33,7 +33,7 @@ from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.source.order import LaneOrder, SampleOrder, lanes_read
 from vitctl.data.source.views import Source, fetch_ahead, is_remote, split_sources
-from vitctl.errors import DataError, writing
+from vitctl.errors import writing
 from vitctl.system import limits, process, remote
 from vitctl.system.process import blocked_signals, ensure_descriptors, ignore_signals
 
@@ -200,73 +200,71 @@ def new_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory |
     return content[:-1].view(shape).permute(0, 3, 1, 2), memory
 
 
-_SUMS = 8  # bytes of two CRC-32
+_NOTES = 16  # bytes of two CRC-32, height and width
 
 
-@dataclass(frozen=True)
+@dataclass
 class SmallImages:
     """The pixels that `TrainTransform.kept` returns for each sample, filled in as they are read.
 
-    The memory is that of the pages that were written. Beside its pixels a sample has the CRC-32 of its file,
-    and that of both together: it counts as there if this is right, so that nothing depends on the order in
-    which processes see each other's writes.
+    Only pages that were written take memory. Beside its pixels a sample has the CRC-32 of its file, and
+    that of both together: it counts as there if this is right, so that nothing depends on the order in which
+    processes see each other's writes. The first image that is too large ends this: `is_off`.
     """
 
     memory: SharedMemory
     num_images: int
-    shape: tuple[int, ...]
+    is_off: bool = False
 
     @classmethod
     def of(cls, source: Source, transform: TrainTransform) -> "SmallImages | None":
-        """Return room for a source's images, as large as its first; None if they are not small and local."""
-        if sys.platform != "linux" or transform.decode != "exact" or is_remote(source) or not len(source):
+        """Return room for a source's images; None if they are not few, local and kept small."""
+        side = transform.kept_side or limits.SMALL_SIDE
+        size = len(source) * (3 * side**2 + _NOTES)
+        if sys.platform != "linux" or transform.decode != "exact" or is_remote(source):
             return None
-        try:
-            shape = _kept(source.read(0), transform).shape
-        except (BadSample, DataError):
+        if side > limits.SMALL_SIDE or not 0 < size <= limits.SMALL_IMAGES:
             return None
-        size = len(source) * (int(np.prod(shape)) + _SUMS)
-        if max(shape) > limits.SMALL_SIDE or size > limits.SMALL_IMAGES:
-            return None
-        return cls(SharedMemory.zeros(size), len(source), shape)
+        return cls(SharedMemory.zeros(size), len(source))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SmallImages, (self.memory, self.num_images, self.shape)
+        return SmallImages, (self.memory, self.num_images)
 
     @cached_property
     def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """The checksums, uint32 `[N, 2]`, and the pixels, uint8 `[N, H, W, 3]`."""
-        content, ends = self.memory.tensor().numpy(), _SUMS * self.num_images
-        return content[:ends].view(np.uint32).reshape(-1, 2), content[ends:-1].reshape(
-            self.num_images, *self.shape
-        )
+        """The notes, uint32 `[N, 4]`, and the room for pixels, uint8 `[N, bytes]`."""
+        content, ends = self.memory.tensor().numpy(), _NOTES * self.num_images
+        notes, pixels = content[:ends].view(np.uint32), content[ends:-1]
+        return notes.reshape(self.num_images, 4), pixels.reshape(self.num_images, -1)
 
     def read(
         self, source: Source, transform: TrainTransform, samples: np.ndarray
     ) -> tuple[list[np.ndarray], np.ndarray] | None:
         """Return the kept pixels of some samples, and the CRC-32 of each file, int64 `[B]`; None if one is
-        unusable, or of another size.
+        unusable, or too large.
         """
-        (sums, pixels), found = self._arrays, []
+        (notes, pixels), found = self._arrays, []
         for sample in samples.tolist():
-            own, (of_file, of_both) = pixels[sample], sums[sample].tolist()
-            if not of_both or zlib.crc32(own, of_file) != of_both:
+            of_file, of_both, height, width = notes[sample].tolist()
+            own = pixels[sample, : 3 * height * width]
+            if not of_both or zlib.crc32(own.data, of_file) != of_both:
                 try:
                     data = source.read(sample)
-                    kept = _kept(data, transform)
+                    picture = open_picture(
+                        data, exif_orientation=transform.exif_orientation, truncated=transform.truncated
+                    )
+                    if not transform.kept_side and max(picture.height, picture.width) > limits.SMALL_SIDE:
+                        self.is_off = True
+                        return None
+                    kept = transform.kept(picture)
                 except BadSample:
                     return None
-                if kept.shape != self.shape:
-                    return None
-                own[:], of_file = kept, zlib.crc32(data)
-                sums[sample] = of_file, zlib.crc32(own, of_file)
-            found.append(own)
-        return found, sums[samples, 0].astype(np.int64)
-
-
-def _kept(data: bytes, transform: TrainTransform) -> np.ndarray:
-    picture = open_picture(data, exif_orientation=transform.exif_orientation, truncated=transform.truncated)
-    return transform.kept(picture)
+                (height, width), of_file = kept.shape[:2], zlib.crc32(data)
+                own = pixels[sample, : kept.size]
+                own[:] = kept.reshape(-1)
+                notes[sample] = of_file, zlib.crc32(own.data, of_file), height, width
+            found.append(own.reshape(height, width, 3))
+        return found, notes[samples, 0].astype(np.int64)
 
 
 AHEAD_SECONDS = 20.0  # prefetched training time
