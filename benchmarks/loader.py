@@ -56,6 +56,46 @@ PEERS = {
 }
 
 
+SMALL_WAYS: dict[str, dict[str, Any]] = {
+    "padded": {"crop": "padded", "resize": 40},
+    "random_resized": {"crop": "random_resized", "resample": "bilinear_antialias"},
+    "padded, AutoAugment": {"crop": "padded", "resize": 40, "auto_augment": "cifar10"},
+    "random_resized, AutoAugment": {
+        "crop": "random_resized", "resample": "bilinear_antialias", "auto_augment": "cifar10"
+    },
+}  # fmt: skip
+
+
+def small(images: int, rounds: int) -> None:
+    """Print images per CPU second of 2,000 PNG files of 32 pixels, decoded once and each time, in turns."""
+    import numpy as np
+    import torch
+
+    from vitctl.data.datasets.readers.arrays import encode_png
+    from vitctl.data.writer.intake import Item
+    from vitctl.data.writer.shard_writer import write_split
+    from vitctl.system import limits
+
+    torch.set_num_threads(1)
+    draw, side = np.random.default_rng(0).integers, limits.SMALL_SIDE
+    files = [encode_png(draw(0, 256, (32, 32, 3), dtype=np.uint8)) for _ in range(2000)]
+    with tempfile.TemporaryDirectory() as folder:
+        items = [Item(str(n), 0, partial(bytes, data)) for n, data in enumerate(files)]
+        write_split(items, Path(folder) / "shards", ("any",), seed=0, source_text="noise", max_samples=2000)
+        for name, how in SMALL_WAYS.items():
+            rates: dict[int, list[float]] = {side: [], 0: []}
+            for _ in range(rounds):
+                for limits.SMALL_SIDE, found in rates.items():
+                    batches = our_batches(Path(folder), 0, size=32, **how)
+                    for _ in range(2000 // BATCH + 1):  # every image once
+                        next(batches)
+                    began = time.process_time()
+                    seen = sum(len(next(batches)) for _ in range(images // BATCH))
+                    found.append(seen / (time.process_time() - began))
+            once, each = (statistics.median(found) for found in rates.values())
+            print(f"{name}: decoded once {once:,.0f}, each time {each:,.0f}, ratio {once / each:.2f}")
+
+
 def main() -> None:
     """Measure, print, and write results/loader.json."""
     if asked := question():
@@ -73,7 +113,10 @@ def main() -> None:
     parser.add_argument(
         "--enlarge", type=int, default=1, help="times that the photographs are enlarged first"
     )
+    parser.add_argument("--small", action="store_true", help="images of 32 pixels instead, ours alone")
     given = parser.parse_args()
+    if given.small:
+        return small(given.images, given.rounds)
     if not given.photos.is_file():
         sys.exit(f"{given.photos}: not there; give a tar of JPEG files with --photos")
     machine = Machine()
@@ -138,7 +181,9 @@ def measure(side: str, workers: int, folder: Path, images: int, **choices: Any) 
     return {"per second": seen / wall, "per CPU second": seen / busy, "PSS per worker, MiB": memory}
 
 
-def our_batches(folder: Path, workers: int, shards: str = "shards", **choices: Any) -> Iterator[Any]:
+def our_batches(
+    folder: Path, workers: int, shards: str = "shards", size: int = SIZE, **choices: Any
+) -> Iterator[Any]:
     """Batches of vitctl, with timm's range of areas."""
     from vitctl.data.images.transforms import TrainTransform
     from vitctl.data.loader.batches import train_batches
@@ -147,7 +192,7 @@ def our_batches(folder: Path, workers: int, shards: str = "shards", **choices: A
     from vitctl.data.source.stores import ShardSource
 
     source = ShardSource(read_index(folder / shards))
-    transform = TrainTransform(SIZE, area_range=(0.08, 1.0), **choices)
+    transform = TrainTransform(size, area_range=(0.08, 1.0), **choices)
     sizes = {"batch_size": BATCH, "micro_batch": BATCH, "rank": 0, "num_processes": 1, "first_step": 0}
     for batch in train_batches(
         source, Order(len(source), 0), transform, seed=0, num_workers=workers, **sizes

@@ -1,6 +1,7 @@
 """`vitctl pretrain`, `finetune`, `resume` as typed."""
 
 import json
+import math
 import re
 import socket
 from collections.abc import Iterator
@@ -145,7 +146,7 @@ def test_dry_run__the_plan_is_one_screen_and_the_rest_is_asked_for(
     for text in (
         "steps",
         "4,158 exaFLOPs (4,259 exaFLOPs with all tokens in the",
-        "100.5 days on 1 H100 at 48%",
+        "96.8 days on 1 H100 at 50%",
         "does not fit 79.1 GiB (10% kept free)",
         "--processes 32 (56.6 GiB)",
         "TiB per process",
@@ -170,6 +171,7 @@ def test_dry_run__names_the_images_that_the_loader_must_make(vitctl: Vitctl) -> 
     assert found is not None
     node, process = (int(number.replace(",", "")) for number in found.groups())
     assert node == pytest.approx(8 * process, abs=4)
+    assert f"about {math.ceil(node / 700)} core" in out
     recipe: Any = load.load_recipe("jft_h14", [("machine.processes", 64)]).recipe
     planned = plan.plan_training(recipe, nodes=8)
     assert node == round(planned.steps * 4096 / planned.run_seconds / 8)

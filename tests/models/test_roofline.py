@@ -14,7 +14,17 @@ from tests.conftest import ROOT
 from vitctl.errors import RecipeError
 from vitctl.models.flops import PEAK_TFLOPS, computed_flops, count_parameters, forward_flops
 from vitctl.models.kernels import AttentionKernel, set_attention
-from vitctl.models.roofline import GPUS, Kind, Step, estimate, find_device, kernels
+from vitctl.models.roofline import (
+    GPUS,
+    NARROW,
+    OVER_PUBLISHED,
+    WIDEST,
+    Kind,
+    Step,
+    estimate,
+    find_device,
+    kernels,
+)
 from vitctl.models.variants import MaskedPatchConfig, ViTConfig, variant
 from vitctl.models.vit import VisionTransformer
 
@@ -359,3 +369,9 @@ def test_docs__ranges_are_those_of_the_table() -> None:
     [(rows, error)] = re.findall(r"^\| all \| (\d+) \| ([\d.]+) \|", table, re.MULTILINE)
     assert f"the mean error is {100 * float(error):.0f} %" in said
     assert f"timm's {rows} published rates" in said
+    errors = dict(re.findall(r"^\| (tested|S|Ti) \| \d+ \| ([\d.]+) \|", table, re.MULTILINE))
+    tested, small, tiny = (f"{100 * float(errors[name]):.1f} %" for name in ("tested", "S", "Ti"))
+    assert f"others the error is {tested}, {small} for S and {tiny} for Ti" in said
+    assert f"Fitted: WIDEST {WIDEST:g}, NARROW {NARROW:g};" in table
+    [compiled] = re.findall(r"^\| compiled \| 7,716 \| .* \| ([\d.]+) \|", table, re.MULTILINE)
+    assert f"reach {compiled} times as many" in said and round(float(compiled), 1) == OVER_PUBLISHED

@@ -1,15 +1,18 @@
 """The numbers of recipes whose result others published, as a second reading of the sources has them."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.trained import do
+from vitctl.jobs.plan import plan_training
 from vitctl.recipe.known import Comparison, bands
 from vitctl.recipe.load import load_recipe, recipe_names
-from vitctl.recipe.schema import Probe, TrainRecipe
+from vitctl.recipe.schema import Pretrain, Probe, TrainRecipe
 from vitctl.recipe.write import flat
 
 IMAGENET = 1_281_167
@@ -96,6 +99,8 @@ TABLE: dict[str, tuple[Any, ...]] = {
     "short_cifar10_1000": (512, 1000, 100, 0, "sgd", 0.03, 0, 1, "as_stored", 384, 0, 0, 0, 0, 0, 98.86, 0),
     "short_cifar100": (512, 500, 50, 0, "sgd", 0.03, 0, 1, "as_stored", 384, 0, 0, 0, 0, 0, 89.17, 0),
     "short_cifar100_1000": (512, 1000, 100, 0, "sgd", 0.03, 0, 1, "as_stored", 384, 0, 0, 0, 0, 0, 91.15, 0),
+    "cifar10_vit": (128, 117100, 11710, 1e-6, "adam", 1e-3, 0.05, 1, 0.1, 32, 0, 1, 1, 0.25, 0.1, 93.58, 0),
+    "cifar10_vit_lite": (128, 200, 5, 0, "adam", 5e-4, 0.03, 1, 0.1, 32, 0, 0, 0, 0, 0.1, 91.38, 0),
 }
 # Accuracies along the runs of DeiT III, in percent, after 5, 50, 100, 400 and 700 epochs.
 CURVES = {
@@ -219,6 +224,25 @@ def test_flowers__band_is_wider_than_a_range_of_two_images() -> None:
         shares[name] = point.spread**2 * sizes[data_set] / (1 - point.value)
     flowers = shares.pop("augreg_b32_flowers102")
     assert flowers == pytest.approx(np.median(list(shares.values())), rel=0.05)
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("cifar10_vit", 2.7e6), ("cifar10_vit_lite", 3.717e6)])
+def test_cifar10__networks_and_bands_of_10000_images(name: str, parameters: float, tmp_path: Path) -> None:
+    """The sizes that the authors print, three steps on noise, and a band wider than the sampling error."""
+    recipe = load_recipe(name).recipe
+    assert isinstance(recipe, Pretrain)
+    assert plan_training(recipe).parameters == pytest.approx(parameters, rel=0.003)
+    few = {"schedule.total_steps": 3, "schedule.total_epochs": 0.0, "schedule.warmup_steps": 1}
+    few |= {"schedule.warmup_epochs": 0.0, "schedule.batch_size": 8, "data.synthetic": 16, "model.depth": 2}
+    do(name, tmp_path / "run", **few, **{"machine.workers": 0, "machine.device": "cpu", "log.every_steps": 1})
+    records = map(json.loads, (tmp_path / "run" / "log.jsonl").read_text().splitlines())
+    losses = [record["loss"] for record in records if record["kind"] == "train"]
+    assert len(losses) == 3 and all(0 < loss < 4 for loss in losses)
+    (band,) = bands(recipe.known, 1000)["accuracy"]
+    (point,) = recipe.known.points
+    sampling = math.sqrt(point.value * (1 - point.value) / 10_000)
+    assert f"{100 * sampling:.2f} points" in recipe.known.source
+    assert point.value - band.low > 2.3 * sampling < band.high - point.value
 
 
 FLAGGED = {  # before which step, and how many of the runs with each mistake

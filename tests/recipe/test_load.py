@@ -90,7 +90,7 @@ def test_load_recipe__names_every_problem_at_once(tmp_path: Path) -> None:
         "unknown key schedul; did you mean schedule?",
         "data.flip = 1 is not allowed: input should be a valid boolean",
         "data.crop = 'centre' is not allowed: input should be 'inception', 'random_resized', "
-        "'random', 'none' or 'letterbox'",
+        "'random', 'padded', 'none' or 'letterbox'",
         "unknown key data.batch_size; did you mean schedule.batch_size (images of all",
         "loss is missing; set it in the recipe, or override it",
     ):

@@ -25,8 +25,10 @@ from vitctl.models.flops import (
 )
 from vitctl.models.roofline import GPUS, Estimate, Step, estimate
 from vitctl.models.variants import Config, check_lora, check_recomputed
+from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import Finetune, Machine, Pretrain, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
+from vitctl.system import limits
 from vitctl.system.remote import is_remote
 
 GPU, MFU = "H100", 0.4
@@ -213,6 +215,18 @@ def image_bytes(source: Source) -> float:
     """Return the mean bytes of an image in a source's shards; 0 without shards."""
     shards = [shard for split in split_sources(source) for shard in split.index.shards]
     return sum(shard.num_bytes for shard in shards) / max(1, sum(shard.num_samples for shard in shards))
+
+
+def loader_rate(data: TrainImages) -> tuple[int, str]:
+    """Return the images/s of a core of the loader, and of what they were measured; see docs/speed.md.
+
+    One core of a Xeon for photographs (benchmarks/results/loader.json); small images with a core shared.
+    """
+    if not 0 < data.image_size <= limits.SMALL_SIDE:
+        return 700, "photographs as in ImageNet, cropped and flipped"
+    if data.auto_augment or data.randaugment_layers:
+        return 2000, "images of 32 pixels with AutoAugment"
+    return 4500, "images of 32 pixels"
 
 
 def nodes_of_a_shard(recipe: Pretrain | Finetune, nodes: int) -> float:

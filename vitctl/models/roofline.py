@@ -3,10 +3,11 @@
 Imports no torch.
 
 A kernel takes as long as its products or its bytes, whichever is longer (Williams et al. 2009); a step takes
-at least as long as the host needs to start its kernels. No number was computed from the runs that
-`benchmarks/roofline.py` compares it with; two were chosen after seeing those runs, which the benchmark names.
+at least as long as the host needs to start its kernels. `WIDEST` and `NARROW` were computed from half of the
+rates that `benchmarks/roofline.py` compares it with; it names two other numbers, chosen after they were seen.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -75,18 +76,29 @@ REACHED_BYTES = 0.9  # of the bandwidth, as copies reach
 # Seconds for the host to start a kernel: 4 to 6 microseconds for the driver, and about as much for torch and
 # Python if they call each operation. Both are estimates.
 STARTING = {"compiled": 5e-6, "eager": 10e-6}
+# A product whose weights have a smaller side of S reaches WIDEST / (1 + NARROW / S) of its GPU's share: small
+# networks fill a GPU less. Fitted by `benchmarks/roofline.py` to half of timm's rates, tested on the others.
+WIDEST, NARROW = 1.15, 100.0
+# The estimate of S/16 over the only published rate of a training of that size on an H100, compiled; at widths
+# up to SMALL a plan says so.
+OVER_PUBLISHED, SMALL = 1.6, 384
+# Launches of an update: norm, clip (two) and the fused optimizer, each on so many tensors at a time.
+_UPDATE_OPERATIONS, _TENSORS_AT_ONCE = 4, 36
 _NARROW, _WIDE = 2, 4  # bytes per number: bf16; residual stream, weights and gradients
 Kind = Literal["matrices", "attention", "backward", "plain", "element-wise", "optimizer", "starting", "again"]
 
 
 class Kernel(NamedTuple):
-    """Kernels of a step: kind, FLOPs, bytes read and written, runs, and host launches per run."""
+    """Kernels of a step: kind, FLOPs, bytes read and written, runs, host launches per run, and the smaller
+    side of a product's weights.
+    """
 
     kind: Kind
     flops: float
     bytes: float
     times: int = 1
     started: int = 1
+    side: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,7 +170,8 @@ def kernels(config: ViTConfig, step: Step) -> Iterator[Kernel]:
         # Read: weight, gradient and the optimizer's numbers; all but the gradient are written. The gradient
         # is also read for its norm, and clipped. An average is read and written, and the weight read again.
         moved = 3 + 2 * step.slots + 3 + 3 * step.averaging
-        yield Kernel("optimizer", 0, moved * _WIDE * parameters / step.shards)
+        launches = _UPDATE_OPERATIONS * math.ceil((12 * config.depth + 8) / _TENSORS_AT_ONCE)
+        yield Kernel("optimizer", 0, moved * _WIDE * parameters / step.shards, 1, launches)
 
 
 def _pass(config: ViTConfig, step: Step, images: float) -> Iterator[Kernel]:
@@ -174,7 +187,8 @@ def _pass(config: ViTConfig, step: Step, images: float) -> Iterator[Kernel]:
 
     def matrix(count: float, inputs: int, outputs: int, times: int = products) -> Kernel:
         moved = count * (inputs + outputs) + inputs * outputs
-        return Kernel("matrices", 2.0 * count * inputs * outputs, _NARROW * moved, times)
+        flops, side = 2.0 * count * inputs * outputs, min(inputs, outputs)
+        return Kernel("matrices", flops, _NARROW * moved, times, side=side)
 
     # Bytes to normalised numbers; weights to bf16, and their gradients back.
     yield Kernel("element-wise", 0, images * 3 * config.image_size**2 * (1 + _WIDE))
@@ -272,8 +286,9 @@ def estimate(config: Config, device: str, step: Step) -> Estimate:
     started = 0.0
     for kernel in kernels(config, step):
         computing = kernel.flops / (peak * shares.get(kernel.kind, gpu.matrices))
+        computing *= (1 + NARROW / kernel.side) / WIDEST if kernel.side else 1
         moving = kernel.bytes / (gpu.bandwidth * 1e9 * reached.get(kernel.kind, REACHED_BYTES))
-        seconds[kernel.kind] = seconds.get(kernel.kind, 0.0) + kernel.times * max(computing, moving)
+        seconds[kernel.kind] = seconds.get(kernel.kind, 0.0) + kernel.times * (max(computing, moving))
         started += kernel.times * kernel.started * STARTING["compiled" if step.compiled else "eager"]
     seconds["starting"] = max(0.0, started - sum(seconds.values()))
     seconds["again"] = step.again * (sum(seconds.values()) - seconds.get("optimizer", 0.0))

@@ -255,11 +255,12 @@ class TrainImages(Place):
         le=4096,
     )
     image_size: int = knob(0, IMAGE_SIZE, unit="pixels", source="B.1.1", ge=0)
-    crop: Literal["inception", "random_resized", "random", "none", "letterbox"] = knob(
+    crop: Literal["inception", "random_resized", "random", "padded", "none", "letterbox"] = knob(
         "inception",
         "random area 5-100 % and aspect 0.75-1.33 by TensorFlow's rule; random_resized: random area and "
-        "aspect by the rule of torchvision and timm; or resize and random crop; or resize only; letterbox: "
-        "as eval_method has it",
+        "aspect by the rule of torchvision and timm; or resize and random crop; padded: resize to "
+        "image_size, pad with black to train_resize, and random crop; or resize only; letterbox: as "
+        "eval_method has it",
         source="issues 46, 53; MAE, DeiT: random_resized",
     )
     crop_scale: Pair = knob(
@@ -271,7 +272,7 @@ class TrainImages(Place):
         source="torchvision, timm",
     )
     train_resize: int = knob(
-        0, "crop = 'random': size before the crop", unit="pixels", source="BiT 3.3", ge=0
+        0, "crop = 'random' and 'padded': size before the crop", unit="pixels", source="BiT 3.3", ge=0
     )
     flip: bool = knob(True, "left-right flip with probability one half", source="authors' code")
     resample: Resample = knob(
@@ -513,9 +514,15 @@ class TrainImages(Place):
     def _crop_needs_room(self) -> Self:
         self._refusing(
             (
-                self.crop == "random" and self.train_resize < self.image_size,
-                f"crop = 'random' cuts image_size = {self.image_size} out of train_resize = "
+                self.crop in ("random", "padded") and self.train_resize < self.image_size,
+                f"crop = '{self.crop}' cuts image_size = {self.image_size} out of train_resize = "
                 f"{self.train_resize}; set data.train_resize to at least {self.image_size}",
+            ),
+            (
+                self.crop == "padded" and (self.train_resize - self.image_size) % 2,
+                f"crop = 'padded' has the same border on all sides, which train_resize = {self.train_resize} "
+                f"around image_size = {self.image_size} has not; set data.train_resize to "
+                f"{self.train_resize + 1}",
             ),
             crop_problem(self.image_size, self.eval_resize),
         )

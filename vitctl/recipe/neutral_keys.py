@@ -136,7 +136,10 @@ def idle_keys(recipe: Recipe) -> dict[str, str]:
     if isinstance(data := getattr(recipe, "data", None), TrainImages):
         is_part = data.subset_images or data.subset_fraction < 1
         found |= {
-            "data.train_resize": (data.train_resize and data.crop != "random", f"for crop = '{data.crop}'"),
+            "data.train_resize": (
+                data.train_resize and data.crop not in ("random", "padded"),
+                f"for crop = '{data.crop}'",
+            ),
             "data.test_split": (data.test_split and data.synthetic, "for synthetic images"),
             "data.subset_seed": (data.subset_seed and not is_part, "without a subset"),
         }

@@ -194,6 +194,7 @@ SYNONYMS = {
     "ratio": Synonym("data.crop_ratio", "[narrowest, widest], with data.crop = 'random_resized'"),
     "train_crop_mode": Synonym("data.crop", "rrc is 'random_resized'"),
     "src": Synonym("data.crop=random, data.train_resize", "resized to a square, without padding"),
+    "crop_padding": Synonym("data.crop=padded, data.train_resize", "image_size and twice the padding"),
     "no_aug": Synonym("data.crop=none, data.flip=false"),
     "hflip": Synonym("data.flip", "true or false: half of the images"),
     "fliplr": Synonym("data.flip", "true or false: half of the images"),

@@ -8,6 +8,8 @@ PIXELS = 89_478_485  # Pillow's
 PICTURE = _GIB
 LARGE = 192 * _MIB
 HELD = 64 * _MIB
+SMALL_SIDE = 64
+SMALL_IMAGES = 1280 * _MIB
 SCANS = 100
 SCANNED = _GIB
 # Shards and indexes

@@ -207,6 +207,14 @@ def test_timm__policies_are_timms_for_the_same_draws(policy: str, monkeypatch: p
     assert len(changed) > 15
 
 
+def odd_pictures() -> list[np.ndarray]:
+    """Of one colour, of two levels, of few levels with a frequent one: their histograms have gaps."""
+    draw = np.random.default_rng(0).integers
+    flat, shape = np.full((40, 40, 3), (0, 7, 255), np.uint8), (40, 40, 3)
+    few = np.where(draw(0, 10, shape) > 0, 9, draw(0, 256, shape)).astype(np.uint8)
+    return [flat, (draw(0, 2, shape) * 200).astype(np.uint8), few]
+
+
 @pytest.mark.parametrize("policy", ["imagenet", "cifar10", "svhn", "trivial"])
 def test_auto_augment__is_torchvisions_with_the_same_draws(policy: str) -> None:
     made = (
@@ -214,9 +222,11 @@ def test_auto_augment__is_torchvisions_with_the_same_draws(policy: str) -> None:
         if policy == "trivial"
         else partial(v2.AutoAugment, v2.AutoAugmentPolicy(policy))
     )
-    small, theirs = picture()[60:100, :40], made(fill=[128.0] * 3)  # type: ignore[operator]
+    theirs = made(fill=[128.0] * 3)  # type: ignore[operator]
+    smalls = [picture()[60:100, :40], *odd_pictures()]
     transform, before = TrainTransform(40, "none", flip=False, auto_augment=policy), torch.get_rng_state()
-    for seed in range(30):
+    for seed in range(120):
+        small = smalls[seed % len(smalls)]
         found = transform(small, augmentation_rng(0, 0, seed))
         with torch.random.fork_rng():
             torch.manual_seed(int(augmentation_rng(0, 0, seed).integers(2**63)))

@@ -368,3 +368,16 @@ def test_train_transform__randaugment_comes_last_and_off_draws_nothing() -> None
 )
 def test_eval_transform__says_how_images_become_square(method: Any, resize: int, words: str) -> None:
     assert str(EvalTransform(16, method=method, resize=resize)) == f"images of 16 pixels, {words}"
+
+
+def test_padded__is_torchvisions_crop_with_padding() -> None:
+    pixels = np.random.default_rng(0).integers(1, 256, (32, 32, 3), dtype=np.uint8)
+    padded = np.pad(pixels, ((4, 4), (4, 4), (0, 0)))
+    transform, seen = TrainTransform(32, "padded", resize=40), set()
+    for seed in range(60):
+        drawn = transform.draw(32, 32, np.random.default_rng(seed))
+        found = transform(pixels, np.random.default_rng(seed)).permute(1, 2, 0).numpy()
+        (top, left), step = drawn.corner, -1 if drawn.flip else 1
+        np.testing.assert_array_equal(found, padded[top : top + 32, left : left + 32][:, ::step])
+        seen |= {top, left}
+    assert seen == set(range(9))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.data.conftest import store
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.decode import decode
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.data.loader import batches as module
@@ -21,6 +22,7 @@ from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.source.views import Source, concat, subset
 from vitctl.data.writer.intake import Item
 from vitctl.errors import DataError
+from vitctl.system import limits
 
 MakeSplit = Callable[..., Index]
 SIZE, GLOBAL = 8, 10
@@ -302,3 +304,43 @@ def test_concat__labels_of_any_width_are_padded(tmp_path: Path, tiny_png: Callab
     assert both.labels(np.zeros(0, np.int64)).shape == (0, 3)
     assert concat((sources[0], sources[0])).labels().shape == (4,)
     assert has_label(both.labels()).tolist() == [label != [-1] * 3 for label in both.labels().tolist()]
+
+
+def noise_png(number: int, height: int, width: int) -> bytes:
+    return encode_png(np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def checksums_of(source: Source) -> np.ndarray:
+    return np.concatenate([batch.checksums for batch in islice(train(source, checksums=True), 12)])
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "inception": {},
+    "random_resized": {"crop": "random_resized", "resample": "bilinear_antialias", "auto_augment": "cifar10"},
+    "random": {"crop": "random", "resize": 12, "vertical_flip": True, "randaugment_layers": 1},
+    "padded": {"crop": "padded", "resize": 12, "auto_augment": "cifar10"},
+    "none": {"crop": "none", "resample": "bicubic_antialias", "augment3": True, "color_jitter": (0.3,)},
+    "letterbox": {"crop": "letterbox", "auto_augment": "v0", "fill": (1, 2, 3)},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_train_batches__of_kept_pixels_are_those_of_decoded_files(
+    way: str, make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every crop and distortion, several times over the set; one file is damaged, one has another size."""
+    monkeypatch.setattr("tests.data.conftest._tiny_png", lambda n: noise_png(n, 12, 15 + 3 * (n == 5)))
+    source, transform = ShardSource(make_split(23, bad=(7,))), TrainTransform(SIZE, **WAYS[way])
+    monkeypatch.setitem(globals(), "TRAIN", transform)
+    reads: list[int] = []
+    read = ShardSource.read
+    monkeypatch.setattr(ShardSource, "read", lambda self, sample: reads.append(sample) or read(self, sample))
+    kept, sums = steps(source, 5), checksums_of(source)
+    num_read = len(reads)
+    shared = steps(source, 5, num_workers=2) if way == "padded" else kept
+    monkeypatch.setattr(limits, "SMALL_SIDE", 1)
+    decoded = steps(source, 5)
+    np.testing.assert_array_equal(sums, checksums_of(source))
+    assert all(same(*pair) for pair in zip(kept, decoded, strict=True))
+    assert all(same(*pair) for pair in zip(shared, decoded, strict=True))
+    assert num_read < len(reads) - num_read

@@ -124,6 +124,8 @@ def test_at_size__fills_in_the_stored_size_and_checks_again() -> None:
     assert at_size(TrainImages(image_size=32), 48).image_size == 32
     with pytest.raises(RecipeError, match=r"^crop = 'random' cuts .*set data.train_resize to at least 48$"):
         at_size(TrainImages(crop="random", train_resize=20), 48)
+    with pytest.raises(ValueError, match=r"crop = 'padded' has the same border .*train_resize to 42"):
+        TrainImages(crop="padded", train_resize=41, image_size=32)
 
 
 def mixing_of(data: TrainImages) -> Mixing:

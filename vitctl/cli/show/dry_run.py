@@ -1,5 +1,6 @@
 """`--dry-run`: what a run does and costs, and the values that were set."""
 
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from vitctl.errors import LaunchError
 from vitctl.launch.cluster import LaunchConfig, Resources
 from vitctl.launch.prepare_run import launch_line
 from vitctl.models.flops import count_macs, count_parameters, known_device
-from vitctl.models.roofline import GPUS, estimate, find_device
+from vitctl.models.roofline import GPUS, OVER_PUBLISHED, SMALL, estimate, find_device
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Machine, Pretrain, Probe, Vtab
@@ -255,7 +256,11 @@ def _expected(plan: "TrainingPlan", devices: Sequence[str]) -> str:
         f", {passes} a step of at most {count_text(fitting, 'image')}, bf16, "
         f"{'' if step.compiled else 'not '}compiled (machine.compile); not measured"
     )
-    return f"{', '.join(rates)} images/s of one GPU (share of the peak){host}{details if devices else ''}"
+    is_small = step.training and getattr(plan.config, "hidden_size", SMALL + 1) <= SMALL
+    over = f" (of a small network once {OVER_PUBLISHED} times what was measured)" * is_small
+    return (
+        f"{', '.join(rates)} images/s of one GPU (share of the peak){host}{over}{details if devices else ''}"
+    )
 
 
 def _host(plan: "TrainingPlan", nodes: int) -> str:
@@ -272,7 +277,7 @@ def _detail_rows(plan: "TrainingPlan", nodes: int) -> Iterator[tuple[str, str]]:
     """Yield the rows on kinds of memory, on the host, on the images that the loader must make, and on the
     bytes that it reads.
     """
-    from vitctl.jobs.resources import nodes_of_a_shard
+    from vitctl.jobs.resources import loader_rate, nodes_of_a_shard
 
     yield "of a process", ", ".join(f"{kind} {bytes_text(size)}" for kind, size in plan.memory.items())
     yield "host", _host(plan, nodes)
@@ -280,8 +285,11 @@ def _detail_rows(plan: "TrainingPlan", nodes: int) -> Iterator[tuple[str, str]]:
     if seconds and not recipe.data.synthetic and not isinstance(plan.expected, str):
         rate = recipe.schedule.batch_size / seconds
         each = f" ({rate_text(rate / recipe.machine.processes)} a process)" * (recipe.machine.processes > 1)
+        a_core, what = loader_rate(recipe.data)
+        cores = count_text(math.ceil(rate / nodes / a_core), "core")
+        cores = f"about {cores} at {a_core:,} a core, the rate of {what}"
         needs = f"must make {rate_text(rate / nodes)} images/s on each machine{each}, or the GPUs wait"
-        yield "loader", f"{needs}; `vitctl bench data` measures it"
+        yield "loader", f"{needs}: {cores}; `vitctl bench data` measures it"
     if plan.read:
         size = f"{plan.read / seconds / 1e9:.3g} GB/s" if seconds else f"{bytes_text(plan.read)} a step"
         fetching = nodes_of_a_shard(recipe, nodes)

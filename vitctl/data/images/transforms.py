@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -28,7 +28,7 @@ Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
 EvalResample = Literal[Resample, "area", "lanczos", "box", "hamming", "nearest"]
 Decode = Literal["exact", "scaled"]
 EvalMethod = Literal["square", "shorter_side", "torchvision", "transformers", "letterbox"]
-Crop = Literal["inception", "random_resized", "random", "none", "letterbox"]
+Crop = Literal["inception", "random_resized", "random", "padded", "none", "letterbox"]
 _FILTERS = {name: Image.Resampling[name.upper()] for name in ("lanczos", "box", "hamming")}
 RandAugmentRules = Literal["torchvision", "big_vision", "timm"]
 Box = tuple[int, int, int, int]  # top, left, height, width
@@ -36,7 +36,8 @@ Colour = tuple[int, int, int]
 GREY: Colour = (128, 128, 128)  # the mean colour of weights whose mean is 0.5
 _CROP_ATTEMPTS, _RESIZED_ATTEMPTS = 100, 10
 _MAX_MAGNITUDE = 30
-_TORCHVISIONS = "imagenet", "cifar10", "svhn", "trivial"
+_AUTO_AUGMENTS = "imagenet", "cifar10", "svhn"
+_TORCHVISIONS = *_AUTO_AUGMENTS, "trivial"
 _OF_TIMM = "probability", "std", "increasing"
 _GREY = [128.0, 128.0, 128.0]  # fill colour outside the image, as in the code of AutoAugment's authors
 
@@ -59,13 +60,14 @@ class TrainTransform:
         image_size: height and width of the result, in pixels.
         crop: `inception` and `random_resized` crop a random box and resize it: TensorFlow's distribution
             (`inception_box`) or torchvision's (`random_resized_box`); `random` resizes to a square of
-            `resize` pixels and crops at a random position (as in BiT); `none` only resizes; `letterbox`: see
-            `EvalTransform`.
+            `resize` pixels and crops at a random position (as in BiT); `padded` resizes to `image_size`, pads
+            with black to `resize`, and crops so (torchvision's RandomCrop with padding); `none` only resizes;
+            `letterbox`: see `EvalTransform`.
         resample: `bilinear` as in TensorFlow, without antialiasing; `bilinear_antialias` and
             `bicubic_antialias` as in Pillow.
         area_range: area of a random box, as a fraction of the image, 0 to 1.
         aspect_range: aspect ratio of a random box, width / height.
-        resize: for `random`: size before the crop, in pixels.
+        resize: for `random` and `padded`: size before the crop, in pixels.
         decode: `exact`, or `scaled` to decode a large JPEG to 1/2, 1/4 or 1/8 of its size where the crop is
             still at least as large as the result. This is faster, and antialiases.
         randaugment_layers: number of RandAugment operations; 0 for none.
@@ -125,7 +127,7 @@ class TrainTransform:
         if self.crop in ("inception", "random_resized"):
             draw_box = inception_box if self.crop == "inception" else random_resized_box
             box = draw_box(height, width, rng, self.area_range, self.aspect_range)
-        elif self.crop == "random":
+        elif self.crop in ("random", "padded"):
             num_offsets = self.resize - self.image_size + 1
             corner = (int(rng.integers(num_offsets)), int(rng.integers(num_offsets)))
         flip = self.flip and rng.random() < 0.5
@@ -134,14 +136,55 @@ class TrainTransform:
     def apply(self, picture: Picture, drawn: Drawn) -> "Tensor":
         """Apply the random choices to an image; returns uint8 `[3, image_size, image_size]`."""
         size, (top, left) = self.image_size, drawn.corner
-        side = self.resize if self.crop == "random" else size
-        if self.crop == "letterbox":
-            pixels = _letterboxed(picture, size, self.resample, self.decode, self.fill)
-        else:
-            pixels = _resized(picture, drawn.box, (side, side), self.resample, self.decode)
-        pixels = pixels[:, top : top + size, left : left + size]
+        pixels = self._before_crop(picture, drawn.box)[:, top : top + size, left : left + size]
         pixels = pixels.flip(2) if drawn.flip else pixels
         pixels = pixels.flip(1) if drawn.vertical_flip else pixels
+        return self._distorted(pixels, drawn.rng)
+
+    def kept(self, picture: Picture) -> np.ndarray:
+        """Return uint8 `[H, W, 3]`, the same in every epoch: the picture, or what its crop is cut from."""
+        whole = 0, 0, picture.height, picture.width
+        if not self._crops_last:
+            return picture.region(*whole)
+        return self._before_crop(picture, whole).permute(1, 2, 0).numpy()
+
+    def write(self, kept: np.ndarray, rng: np.random.Generator, out: np.ndarray) -> None:
+        """Write into uint8 `[S, S, 3]` what a call returns for the picture that was `kept`."""
+        drawn = self.draw(kept.shape[0], kept.shape[1], rng)
+        if not self._crops_last:
+            out[:] = self.apply(Picture(kept), drawn).permute(1, 2, 0)
+            return
+        size, (top, left) = self.image_size, drawn.corner
+        down, right = 1 - 2 * drawn.vertical_flip, 1 - 2 * drawn.flip
+        out[:] = kept[top : top + size, left : left + size][::down, ::right]
+        if self._distorts:
+            out[:] = self._distorted(_tensor(out), rng).permute(1, 2, 0)
+
+    @property
+    def kept_side(self) -> int:
+        """Return the side of what is `kept`, in pixels; 0: that of the picture."""
+        resized = self.resize if self.crop in ("random", "padded") else self.image_size
+        return resized if self._crops_last else 0
+
+    @cached_property
+    def _crops_last(self) -> bool:
+        """Return whether the picture is resized as a whole, so that only the crop's position is drawn."""
+        return self.crop not in ("inception", "random_resized")
+
+    @cached_property
+    def _distorts(self) -> bool:
+        return bool(self.randaugment_layers or self.auto_augment or self.augment3 or self.color_jitter)
+
+    def _before_crop(self, picture: Picture, box: Box) -> "Tensor":
+        size = self.image_size
+        if self.crop == "letterbox":
+            return _letterboxed(picture, size, self.resample, self.decode, self.fill)
+        side = self.resize if self.crop == "random" else size
+        pixels = _resized(picture, box, (side, side), self.resample, self.decode)
+        return _framed(pixels, (self.resize - size) // 2) if self.crop == "padded" else pixels
+
+    def _distorted(self, pixels: "Tensor", rng: np.random.Generator) -> "Tensor":
+        """Return the cropped image after what else changes it."""
         strength: dict[str, Any] = {
             "layers": self.randaugment_layers,
             "magnitude": self.randaugment_magnitude,
@@ -149,9 +192,9 @@ class TrainTransform:
         if self.auto_augment in _TORCHVISIONS or (
             self.randaugment_layers and self.randaugment_rules == "torchvision"
         ):
-            pixels = rand_augment(pixels, drawn.rng, **strength, policy=self.auto_augment)
+            pixels = rand_augment(pixels, rng, **strength, policy=self.auto_augment)
         elif self.randaugment_layers and self.randaugment_rules == "big_vision":
-            pixels = _tensor(big_vision_randaugment(pixels.permute(1, 2, 0).numpy(), drawn.rng, **strength))
+            pixels = _tensor(big_vision_randaugment(pixels.permute(1, 2, 0).numpy(), rng, **strength))
         elif self.randaugment_layers or self.auto_augment:
             image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
             cubic = self.resample == "bicubic_antialias"
@@ -160,18 +203,18 @@ class TrainTransform:
                 "fill": self.fill,
             }
             if self.auto_augment:
-                image = timm_autoaugment(image, drawn.rng, policy=self.auto_augment, **how)
+                image = timm_autoaugment(image, rng, policy=self.auto_augment, **how)
             else:
                 how |= {name: getattr(self, f"randaugment_{name}") for name in _OF_TIMM}
-                image = timm_randaugment(image, drawn.rng, **strength, **how)
+                image = timm_randaugment(image, rng, **strength, **how)
             pixels = _tensor(np.array(image))
         if not (self.augment3 or self.color_jitter):
             return pixels
         coloured = Image.fromarray(pixels.permute(1, 2, 0).numpy())
         if self.augment3:
-            coloured = three_augment(coloured, drawn.rng)
+            coloured = three_augment(coloured, rng)
         if self.color_jitter:
-            coloured = color_jitter(coloured, self.color_jitter, drawn.rng)
+            coloured = color_jitter(coloured, self.color_jitter, rng)
         return _tensor(np.array(coloured))
 
 
@@ -427,6 +470,13 @@ def _letterboxed(
     return square
 
 
+def _framed(pixels: "Tensor", border: int) -> "Tensor":
+    """Put black pixels around an image."""
+    import torch
+
+    return torch.nn.functional.pad(pixels, (border,) * 4)
+
+
 def _tensor(image: np.ndarray) -> "Tensor":
     """Convert uint8 `[H, W, 3]` to `[3, H, W]`, channels last in memory."""
     import torch
@@ -442,7 +492,8 @@ def rand_augment(
     Args:
         image: uint8 `[3, H, W]`.
         rng: the only source of randomness. torchvision draws from torch's global CPU generator, which is
-            seeded from `rng` here and restored afterwards.
+            seeded from `rng` here and restored afterwards; a policy of AutoAugment draws the same numbers
+            from another generator.
         layers: number of operations, at least 1 without a policy.
         magnitude: 0 to 30, as torchvision counts it: 30 is the strongest that AutoAugment had (10 in its
             authors' code).
@@ -456,10 +507,13 @@ def rand_augment(
     """
     import torch
 
-    picture = Image.fromarray(image.permute(1, 2, 0).numpy())  # takes a third of the time of tensors
+    seed, pixels = int(rng.integers(2**63)), image.permute(1, 2, 0).numpy()
+    if policy in _AUTO_AUGMENTS:
+        return _tensor(_auto_augmented(pixels, seed, policy))
+    picture = Image.fromarray(pixels)  # takes a third of the time of tensors
     generator = torch.default_generator  # `torch.manual_seed` would also reset the generators of GPUs
     state = generator.get_state()
-    generator.manual_seed(int(rng.integers(2**63)))
+    generator.manual_seed(seed)
     try:
         distorted = _distortion(layers, magnitude, policy)(picture)
     finally:
@@ -479,3 +533,66 @@ def _distortion(layers: int, magnitude: int, policy: str) -> Callable[[Image.Ima
     else:
         transform = v2.RandAugment(layers, magnitude, num_magnitude_bins=_MAX_MAGNITUDE + 1, fill=_GREY)
     return cast(Callable[[Image.Image], Image.Image], transform)
+
+
+def _auto_augmented(pixels: np.ndarray, seed: int, policy: str) -> np.ndarray:
+    """Return what torchvision's AutoAugment makes of uint8 `[H, W, 3]` after `torch.manual_seed(seed)`.
+
+    Its draws and Pillow's results, several times as fast: Pillow computes tables of levels in Python, and
+    torchvision draws numbers one by one.
+    """
+    import torch
+
+    generator, transform = torch.Generator().manual_seed(seed), cast(Any, _distortion(0, 0, policy))
+    steps = transform._policies[int(torch.randint(len(transform._policies), (), generator=generator))]
+    drawn = iter(torch.rand(4, generator=generator).tolist())  # at most two for each of two operations
+    for name, probability, level in steps:
+        if next(drawn) > np.float32(probability):
+            continue
+        strength, is_signed = _strength(policy, name, level, *pixels.shape[:2])
+        if is_signed and next(drawn) <= 0.5:
+            strength *= -1
+        if (table := _levels(name, strength, pixels)) is not None:
+            pixels = table.astype(np.uint8).ravel()[pixels + _OFFSETS]
+        else:
+            apply, how = transform._apply_image_or_video_transform, (transform.interpolation, transform._fill)
+            pixels = np.array(apply(Image.fromarray(pixels), name, strength, *how))
+    return pixels
+
+
+@lru_cache(maxsize=1024)
+def _strength(policy: str, name: str, level: int | None, height: int, width: int) -> tuple[float, bool]:
+    """Return torchvision's strength of an operation, and whether its sign is drawn."""
+    strengths, is_signed = cast(Any, _distortion(0, 0, policy))._AUGMENTATION_SPACE[name]
+    return (0.0 if level is None else float(strengths(10, height, width)[level])), is_signed
+
+
+_CHANNELS = np.arange(3)
+_OFFSETS = 256 * _CHANNELS
+_LEVELS = np.tile(np.arange(256), (3, 1))
+
+
+def _levels(name: str, strength: float, pixels: np.ndarray) -> np.ndarray | None:
+    """Return Pillow's new level for each channel and level, `[3, 256]`; None if it depends on more."""
+    levels = _LEVELS
+    table: np.ndarray
+    if name == "Invert":
+        table = 255 - levels
+        return table
+    if name == "Posterize":
+        table = levels & -(2 ** (8 - int(strength)))
+        return table
+    if name == "Solarize":
+        return np.where(levels < 255.0 * strength, levels, 255 - levels)
+    if name not in ("AutoContrast", "Equalize"):
+        return None
+    counts = np.bincount((pixels + _OFFSETS).ravel(), minlength=768).reshape(3, 256)
+    low, high = (counts > 0).argmax(1), 255 - (counts[:, ::-1] > 0).argmax(1)
+    if name == "AutoContrast":
+        scale = 255.0 / np.maximum(high - low, 1)[:, None]
+        spread = np.clip(levels * scale - low[:, None] * scale, 0, 255).astype(np.int64)
+        return np.where((high > low)[:, None], spread, levels)
+    step = ((counts.sum(1) - counts[_CHANNELS, high]) // 255)[:, None]
+    ranks = step // 2 + counts.cumsum(1) - counts
+    table = np.where(step > 0, np.minimum(ranks // np.maximum(step, 1), 255), levels)
+    return table

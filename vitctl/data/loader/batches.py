@@ -18,6 +18,7 @@ from vitctl.data.images.transforms import EvalTransform, TrainTransform, augment
 from vitctl.data.loader.workers import (
     Prefetcher,
     SharedMemory,
+    SmallImages,
     cause_of_death,
     is_worker_death,
     new_images,
@@ -161,8 +162,9 @@ def train_batches(
 
     own = own_slots(batch_size, lanes, rank, num_processes)
     samples = _TrainSamples(
-        source, order, transform, seed, needs_labels, checksums, is_remote(source), own, outages
-    )
+        source, order, transform, seed, needs_labels, checksums, is_remote(source), own, outages,
+        SmallImages.of(source, transform),
+    )  # fmt: skip
     batches = _batches(samples, positions(), num_workers, pinned)
     return (_with_neighbour(batch) for batch in batches) if neighbours else batches
 
@@ -262,6 +264,7 @@ class _TrainSamples(Dataset[Batch]):
     is_remote: bool
     slots: range | None = None  # with lanes, those of this process
     outages: bool = False
+    small: SmallImages | None = None
     known: dict[str, str] = field(default_factory=dict)  # the "outage" of this process, once a batch was read
 
     @cached_property
@@ -304,6 +307,8 @@ class _TrainSamples(Dataset[Batch]):
         self.known["outage"] = ""
         labels = self.source.labels(samples)
         num_classes = len(self.source.class_names)
+        if (small := self._read_small(positions, epochs, samples, labels)) is not None:
+            return small
         encoded = np.zeros(len(positions), np.int64)
 
         def open_sample(row: int, sample: int) -> Opened:
@@ -326,6 +331,34 @@ class _TrainSamples(Dataset[Batch]):
             return batch
         pixels = [zlib.crc32(image.permute(1, 2, 0).numpy()) for image in batch.images]
         return replace(batch, checksums=np.stack((encoded, np.array(pixels, np.int64)), axis=1))
+
+    def _read_small(
+        self, positions: list[int], epochs: np.ndarray, samples: np.ndarray, labels: np.ndarray
+    ) -> Batch | None:
+        """Return the same batch from decoded images; None if they are not kept, or one is unusable."""
+        if self.small is None or self.small.is_off:
+            return None
+        highest, num_classes = labels.reshape(len(labels), -1).max(1), len(self.source.class_names)
+        if self.needs_labels and not 0 <= highest.min() <= highest.max() < num_classes:
+            return None
+        if (found := self.small.read(self.source, self.transform, samples)) is None:
+            return None
+        kept, files = found
+        images, memory = new_images(len(samples), self.transform.image_size)
+        written: list[int] = []
+        rows = zip(kept, images.permute(0, 2, 3, 1).numpy(), epochs.tolist(), samples.tolist(), strict=True)
+        for pixels, out, epoch, sample in rows:
+            self.transform.write(pixels, augmentation_rng(self.seed, epoch, sample), out)
+            written.append(zlib.crc32(out) if self.checksums else 0)
+        return Batch(
+            images,
+            torch.from_numpy(labels),
+            torch.ones(len(samples)),
+            torch.from_numpy(samples),
+            memory=memory,
+            checksums=np.stack((files, np.array(written, np.int64)), axis=1) if self.checksums else None,
+            positions=torch.tensor(positions, dtype=torch.int64),
+        )
 
 
 @dataclass(frozen=True)

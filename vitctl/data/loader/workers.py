@@ -1,4 +1,6 @@
-"""Loader workers: start, cleanup, cause of death; their shared memory; and prefetching of remote shards."""
+"""Loader workers: start, cleanup, cause of death; their shared memory, where small images stay decoded; and
+prefetching of remote shards.
+"""
 
 import atexit
 import gc
@@ -11,9 +13,11 @@ import sys
 import threading
 import time
 import weakref
+import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from multiprocessing.reduction import DupFd
@@ -25,10 +29,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from vitctl.data.images.decode import BadSample, open_picture
+from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.source.order import LaneOrder, SampleOrder, lanes_read
-from vitctl.data.source.views import Source, fetch_ahead, split_sources
+from vitctl.data.source.views import Source, fetch_ahead, is_remote, split_sources
 from vitctl.errors import writing
-from vitctl.system import process, remote
+from vitctl.system import limits, process, remote
 from vitctl.system.process import blocked_signals, ensure_descriptors, ignore_signals
 
 _WORKERS: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
@@ -192,6 +198,73 @@ def new_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory |
             _KEPT.append((memory, content))
     content[-1] = 0
     return content[:-1].view(shape).permute(0, 3, 1, 2), memory
+
+
+_NOTES = 16  # bytes of two CRC-32, height and width
+
+
+@dataclass
+class SmallImages:
+    """The pixels that `TrainTransform.kept` returns for each sample, filled in as they are read.
+
+    Only pages that were written take memory. Beside its pixels a sample has the CRC-32 of its file, and
+    that of both together: it counts as there if this is right, so that nothing depends on the order in which
+    processes see each other's writes. The first image that is too large ends this: `is_off`.
+    """
+
+    memory: SharedMemory
+    num_images: int
+    is_off: bool = False
+
+    @classmethod
+    def of(cls, source: Source, transform: TrainTransform) -> "SmallImages | None":
+        """Return room for a source's images; None if they are not few, local and kept small."""
+        side = transform.kept_side or limits.SMALL_SIDE
+        size = len(source) * (3 * side**2 + _NOTES)
+        if sys.platform != "linux" or transform.decode != "exact" or is_remote(source):
+            return None
+        if side > limits.SMALL_SIDE or not 0 < size <= limits.SMALL_IMAGES:
+            return None
+        return cls(SharedMemory.zeros(size), len(source))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SmallImages, (self.memory, self.num_images)
+
+    @cached_property
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """The notes, uint32 `[N, 4]`, and the room for pixels, uint8 `[N, bytes]`."""
+        content, ends = self.memory.tensor().numpy(), _NOTES * self.num_images
+        notes, pixels = content[:ends].view(np.uint32), content[ends:-1]
+        return notes.reshape(self.num_images, 4), pixels.reshape(self.num_images, -1)
+
+    def read(
+        self, source: Source, transform: TrainTransform, samples: np.ndarray
+    ) -> tuple[list[np.ndarray], np.ndarray] | None:
+        """Return the kept pixels of some samples, and the CRC-32 of each file, int64 `[B]`; None if one is
+        unusable, or too large.
+        """
+        (notes, pixels), found = self._arrays, []
+        for sample in samples.tolist():
+            of_file, of_both, height, width = notes[sample].tolist()
+            own = pixels[sample, : 3 * height * width]
+            if not of_both or zlib.crc32(own.data, of_file) != of_both:
+                try:
+                    data = source.read(sample)
+                    picture = open_picture(
+                        data, exif_orientation=transform.exif_orientation, truncated=transform.truncated
+                    )
+                    if not transform.kept_side and max(picture.height, picture.width) > limits.SMALL_SIDE:
+                        self.is_off = True
+                        return None
+                    kept = transform.kept(picture)
+                except BadSample:
+                    return None
+                (height, width), of_file = kept.shape[:2], zlib.crc32(data)
+                own = pixels[sample, : kept.size]
+                own[:] = kept.reshape(-1)
+                notes[sample] = of_file, zlib.crc32(own.data, of_file), height, width
+            found.append(own.reshape(height, width, 3))
+        return found, notes[samples, 0].astype(np.int64)
 
 
 AHEAD_SECONDS = 20.0  # prefetched training time
