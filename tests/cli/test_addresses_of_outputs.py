@@ -29,7 +29,7 @@ TEXTS = {
     "data shards": {"SOURCE", "--bad", "--drop-class", "--keep-class"},
     "data index": {"SHARDS", "--image-key", "--label-key"},
     "data prepare": {"NAME"},
-    **{key: {"FOLDER"} for key in ("data check", "data stats", "data show")},
+    **{key: {"DATA"} for key in ("data check", "data stats", "data show")},
     "recipes list": {"WORD"},
     "recipes show": {"RECIPE"},
     "recipes explain": {"KEY"},

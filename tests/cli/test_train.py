@@ -146,7 +146,7 @@ def test_dry_run__the_plan_is_one_screen_and_the_rest_is_asked_for(
     for text in (
         "steps",
         "4,158 exaFLOPs (4,259 exaFLOPs with all tokens in the",
-        "96.8 days on 1 H100 at 50%",
+        "85.5 days on 1 H100 at 57%",
         "does not fit 79.1 GiB (10% kept free)",
         "--processes 32 (56.6 GiB)",
         "TiB per process",
@@ -186,7 +186,7 @@ def test_dry_run__of_a_gpu_that_is_named(vitctl: Vitctl) -> None:
     assert (said.code, said.err) == (0, "")
     assert "fits 79.1 GiB" in said.out and "H100" not in said.out
     network = variant("B/16", num_classes=1000, representation_size=768, dropout=0.1)
-    rate = estimate(network, "A100", Step(512, passes=2, compiled=False))
+    rate = estimate(network, "A100", Step(512, passes=2, compiled=True))
     assert f"A100 {rate.images_per_second:,.0f} ({rate.mfu:.0%}) images/s of one GPU" in said.out
     assert "20.1 GiB per process: fits 79.1 GiB" in said.out and "largest batch" in said.out
     hours = 93_835 * 4096 / 8 / rate.images_per_second / 3600

@@ -126,7 +126,9 @@ def test_train__on_a_gpu_algorithms_are_deterministic_unless_switched_off(
         raise LaunchError("here")
 
     monkeypatch.setattr(training, "assembled", prepared)
-    images: Any = SimpleNamespace(meta=lambda _: {}, colours={}, scored=None)
+    images: Any = SimpleNamespace(
+        meta=lambda _: {}, colours={}, pre_processing=None, scored=None, tested=None
+    )
     journal = SimpleNamespace(say=lambda _, *texts: said.extend(texts))
     run: Any = SimpleNamespace(runtime=gpu, journal=journal)
     given = recipe(**{"machine.deterministic": deterministic, "machine.compile": False})

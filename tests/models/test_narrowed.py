@@ -68,6 +68,7 @@ def test_narrowed__leaves_heads_and_adapted_layers_alone(
 ) -> None:
     model, images = random_model(tiny).float().train(), images_for(tiny).float()
     adapt(model, ["q", "v"], [], rank=2, alpha=4.0, dropout=0.0, seed=0)
+    model.requires_grad_(True)  # frozen weights are left alone, too
     change(model)
     wanted = gradients(model, images)
     with Narrowed(model)():

@@ -247,7 +247,8 @@ class Narrowed:
             [torch.empty_like(p, dtype=torch.bfloat16, requires_grad=False) for p in own] for own in weights
         ]
         with torch.no_grad():
-            torch._foreach_copy_([*chain(*self._copies)], [*chain(*weights)])
+            if weights:  # a network may have adapted layers alone
+                torch._foreach_copy_([*chain(*self._copies)], [*chain(*weights)])
         for layer, copies in zip(self._layers, self._copies, strict=True):
             layer.narrow = tuple(copies)
         try:

@@ -58,6 +58,12 @@ from vitctl.recipe.sections import (
 Compile = bool | Literal["auto", "max-autotune", "reduce-overhead"]
 
 
+def _compile(value: Any) -> Compile:
+    if isinstance(value, bool) or value in ("auto", "max-autotune", "reduce-overhead"):
+        return value  # type: ignore[no-any-return]
+    raise ValueError("should be 'auto', true, false, 'max-autotune' or 'reduce-overhead'")
+
+
 class Machine(Section):
     """[machine] Distribution of the work; changes the result by rounding only, mostly through precision.
 
@@ -109,7 +115,7 @@ class NetworkMachine(Machine):
         "positions and lanes; else fused, on a GPU flash in bf16 and efficient in float32; a training keeps "
         "that of its start",
     )
-    compile: Compile = knob(
+    compile: Annotated[Compile, PlainValidator(_compile)] = knob(
         "auto",
         "torch.compile each layer. auto: on a GPU, where it saves more time than it takes; a training keeps "
         "the choice of its start. true, 'max-autotune' and 'reduce-overhead' are torch's modes. With dropout "
