@@ -28,7 +28,13 @@ def test_keywords__are_the_flags_of_the_command(command: str, typed: Any) -> Non
         assert row.type in (hints[name], *get_args(hints[name])), name
 
 
-def test_finetune__is_the_command(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_finetune__is_the_command(
+    vitctl: Vitctl,
+    pretrained: Path,
+    tiny_data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     keys = {**CPU, **SMALL, "finetune.head": "fewshot"}
     records: list[dict[str, Any]] = []
     ours = finetune(
@@ -39,7 +45,10 @@ def test_finetune__is_the_command(vitctl: Vitctl, pretrained: Path, tiny_data: P
         seed=3,
         overrides=keys,
         report=records.append,
+        progress=True,
     )
+    bar = capsys.readouterr().err.rsplit("\r", 1)[-1]
+    assert f"accuracy {ours.metrics['accuracy']:.2%}: 100%|" in bar and "| 6/6 [" in bar and "loss=" in bar
     sets = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
     line = f"finetune --out theirs --data {tiny_data} --from {pretrained} --lr 0.02 --seed 3".split()
     assert vitctl(*line, *sets).code == 0

@@ -2,7 +2,8 @@
 
 import io
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -17,6 +18,7 @@ from vitctl.cli.run_job import (
     proportional_sizes,
     with_shards,
 )
+from vitctl.engine.journal import Report
 from vitctl.errors import LaunchError, RecipeError, explaining
 from vitctl.jobs.inputs.given_images import find_images
 from vitctl.jobs.predict import Prediction, check_counts
@@ -95,7 +97,8 @@ def finetune(
     *,
     out: str | Path = "",
     overrides: Mapping[str, Any] | None = None,
-    report: Callable[[dict[str, Any]], None] = lambda _: None,
+    report: Report = lambda _: None,
+    progress: bool = False,
     **flags: Unpack[FinetuneFlags],
 ) -> Run:
     """Fine-tune a model on a data set, as `vitctl finetune` does.
@@ -115,6 +118,7 @@ def finetune(
         out: run folder; resumes an existing run; "" makes a new one under runs/.
         overrides: values of recipe keys, by the dotted names that --set takes.
         report: called with each log record, a dictionary; no longer called once it raises.
+        progress: show one bar of the steps, in a notebook or a terminal.
         flags: of the command, without the dashes: data, dataset, from_, weights, model, res, lr, steps,
             epochs, batch_size, seed, processes, precision. `overrides` may not contradict them.
 
@@ -141,10 +145,29 @@ def finetune(
     loaded = fitted(with_shards(loaded, runs, dry_run=False, is_alone=True), with_timeout=False)
     folder = Path(out) if out else new_run_dir(loaded.name)
     fetch_weights_of(loaded)
-    launch(folder, report, prepared=prepare_run(loaded, folder))
+    with _bar(report) if progress else nullcontext(report) as told:
+        launch(folder, told, prepared=prepare_run(loaded, folder))
     result = read_result(folder)
     assert result is not None
     return Run(folder, result.status, result.metrics, result.provenance, result.files)
+
+
+@contextmanager
+def _bar(report: Report) -> Iterator[Report]:
+    """Show a bar that follows the records of a run, each of which goes on to `report`."""
+    from tqdm.auto import tqdm
+
+    with tqdm(unit="step") as bar:
+
+        def told(record: dict[str, Any]) -> None:
+            if "total_steps" in record and "loss" in record:
+                bar.total, bar.n = record["total_steps"], record["step"]
+                bar.set_postfix(loss=f"{record['loss']:.4f}")
+            elif "accuracy" in record:
+                bar.set_description(f"accuracy {record['accuracy']:.2%}")
+            report(record)
+
+        yield told
 
 
 @explaining()
