@@ -1,6 +1,7 @@
 """Make untrusted text - file names, class names, server responses - safe to print, to log and to tabulate."""
 
 import difflib
+import re
 import shlex
 import sys
 import unicodedata
@@ -65,6 +66,16 @@ def escaped_json(text: str) -> str:
 def same_name(text: str) -> str:
     """Return a name in NFC, for comparisons: macOS stores accents separately (NFD)."""
     return unicodedata.normalize("NFC", text)
+
+
+def near_twins(names: Iterable[str]) -> list[list[str]]:
+    """Return the groups of names that differ only in case, blanks, hidden characters or leading zeros."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        seen = "".join(one for one in name if unicodedata.category(one) != "Cf")
+        plain = " ".join(re.split(r"[\s_-]+", unicodedata.normalize("NFKC", seen).casefold().strip()))
+        groups.setdefault(plain.lstrip("0") or "0" if plain.isdecimal() else plain, []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def typed(path: object) -> str:

@@ -461,6 +461,8 @@ def test_webdataset__several_texts_captions_and_numbers_beside_texts_are_refused
     monkeypatch.setattr("vitctl.data.shards.indexing._FEW", 5)
     with pytest.raises(DataError, match="for 12 images: captions rather than classes; name the label"):
         open_split("train", path=tmp_path)
+    with pytest.raises(DataError, match="an image and a label, and no split; name image= and label= alone"):
+        open_split("train", path=tmp_path, columns="label=txt,split=split")
     shutil.copy(shard(tmp_path / "other", cls="{1}") / "s-0.tar", place / "s-1.tar")
     with pytest.raises(DataError, match=r"s-1\.tar has numbers as labels, other shards texts"):
         open_split("train", path=tmp_path)

@@ -239,6 +239,12 @@ IMAGE = ("a.jpg", b"i")
         ([IMAGE, CLASS, ("a.json", b'{"label": 1}')], "sample a has two labels, 0 and 1"),
         ([IMAGE, ("a.cls", b"?")], "a.cls holds '\\?', should hold an integer label"),
         ([IMAGE, ("a.cls", b"")], "a.cls holds '', should hold an integer label"),
+        (
+            [IMAGE, ("a.cls", b"p\xeache")],
+            "a.cls holds 'p\ufffdche', should hold",
+        ),
+        ([IMAGE, ("a.cls", "cat\u200b".encode())], "should hold an integer label or a class name"),
+        ([IMAGE, ("a.cls", "cat".encode("utf-16"))], "should hold an integer label or a class name"),
         ([IMAGE, ("a.cls", b"1_0")], "a.cls holds '1_0', should hold an integer label"),
         ([IMAGE, ("a.cls", "٣".encode())], "a.cls holds '٣', should hold an integer label"),
         ([IMAGE, ("a.json", b'{"label": 0.5}')], "a.json holds .*, should hold an integer label"),

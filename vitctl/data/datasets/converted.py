@@ -80,7 +80,7 @@ def _looked(path: str, runs: Path) -> dict[str, tuple[str, bytes]]:
     """Return what the newest conversion of a path found of its images, unless by another decoder."""
     made = [one for one in list_converted(runs) if one.made_of == str(Path(path).resolve())]
     made = [one for one in made if one.folder.parent == runs / SHARDS]
-    with suppress(DataError, IndexError, TypeError, KeyError, ValueError):
+    with suppress(DataError, IndexError, TypeError, KeyError, ValueError, AttributeError):
         found = read_json(made[0].folder / LOOKED, limits.INDEX, error=DataError)
         if found["by"] == _BY:
             return {content: (said, bytes.fromhex(pixels)) for content, (said, pixels) in found["of"].items()}

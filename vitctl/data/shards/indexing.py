@@ -23,7 +23,7 @@ from vitctl.system.address import without_queries
 from vitctl.system.files import atomic_write, file_state, lock_alone, open_lock, parsing, read_json
 from vitctl.system.pool import Done, Progress, counted, run_tasks
 from vitctl.system.remote import Span, copy, is_remote, transfer
-from vitctl.system.text import count_text, one_line
+from vitctl.system.text import count_text, near_twins, one_line
 
 _FEW = 20  # classes that few images may have
 _PARTS, _ANY = ".index.partial", "*.npz"
@@ -89,6 +89,8 @@ def index_shards(
                 source=source,
                 members=members,
             )
+            for twins in near_twins(named):
+                note(f"classes {' and '.join(map(repr, twins))} are named nearly the same")
             if others := [name for *_, part in scanned for name in _load(part).others]:
                 count_of = count_text(len(others), "file")
                 note(f"{count_of} in the shards, of no sample, passed over, such as {one_line(others[0])}")

@@ -271,7 +271,8 @@ _MAX_LABELS = 256
 # Marks of a missing label, in numbers and in other programs' tables.
 NO_LABEL = ("-1", "nan", "na", "n/a", "#n/a", "<na>", "nil", "none", "null", "?", "unlabeled", "unlabelled")
 _NAMED = "write the number or the name of each class, or say where it is with --columns label=FIELD"
-_DIGITS = re.compile(rb"\s*-?[0-9]+\s*")
+_NUMBER = re.compile(rb"\s*-?[0-9]+\s*")
+_NUMBERS = re.compile(rb"[\s0-9-]*")
 
 
 @dataclass
@@ -507,9 +508,11 @@ def _label(
     text = file.read() if file is not None else b""
     try:
         if not extension.endswith("json"):
-            if given := _class_text(text.decode(errors="ignore")):
-                return {extension: given}
-            if is_optional and not _DIGITS.fullmatch(text):
+            if not _NUMBERS.fullmatch(text):
+                with suppress(UnicodeDecodeError) if is_optional else nullcontext():
+                    if given := _class_text(text.decode("utf-8-sig")):
+                        return {extension: given}
+            if is_optional and not _NUMBER.fullmatch(text):
                 return None
             numbers = tuple(_integer(part.decode("ascii")) for part in text.split() or [b""])
             return numbers[0] if len(numbers) == 1 else numbers
@@ -528,13 +531,15 @@ def _label(
     except (ValueError, TypeError, RecursionError):
         shown = text[:40].decode(errors="replace")
         raise DataError(
-            path, f"{member.name} holds {shown!r}, should hold an integer label", _NAMED
+            path, f"{member.name} holds {shown!r}, should hold an integer label or a class name", _NAMED
         ) from None
 
 
 def _class_text(value: object) -> str:
-    """Return a text that may name a class: it has a letter; else ""."""
+    """Return a text that may name a class: it has a letter; else "". ValueError: it has hidden characters."""
     text = " ".join(value.split()) if isinstance(value, str) else ""
+    if not text.isprintable():
+        raise ValueError(text)
     return same_name(text) if any(map(str.isalpha, text)) else ""
 
 

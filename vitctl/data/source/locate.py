@@ -104,12 +104,12 @@ class SplitLocation:
 
 
 def locate_all_splits(text: str, columns: str = "") -> dict[str, SplitLocation]:
-    """Locate all splits, as `locate_splits` does; shards without an index are not indexed.
+    """Locate all splits, as `locate_splits` does.
 
     A URL cannot be listed, so only common split names are tried. Any other split needs its own URL.
     """
     (text,) = without_queries(text, error=DataError)
-    found = locate_splits(text, "+".join(_LOOKED_FOR), makes_index=bool(columns), columns=columns)
+    found = locate_splits(text, "+".join(_LOOKED_FOR), columns=columns)
     if found:
         return found
     if is_remote(text):
@@ -265,6 +265,9 @@ def _expand_braces(text: str) -> Iterable[str]:
 def _fields(columns: str) -> Fields:
     """Return what --columns names in samples: members by extension, fields of their JSON by name."""
     members = dict(part.strip().split("=", 1) for part in columns.split(",") if "=" in part)
+    if unknown := [name for name in members if name not in ("image", "label")]:
+        text = f"samples in shards have an image and a label, and no {unknown[0]}"
+        raise DataError(f"--columns {columns}", text, "name image= and label= alone")
     label = members.get("label", "")
     is_member = label in (*LABEL_EXTENSIONS, "") or ":" in label or "." in label
     return Fields(members.get("image", ""), label if is_member else f"json:{label}")

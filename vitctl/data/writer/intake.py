@@ -1,9 +1,7 @@
 """Images and labels on their way into shards: checked, counted, converted."""
 
 import hashlib
-import re
 import shlex
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +21,7 @@ from vitctl.errors import DataError
 from vitctl.system import limits
 from vitctl.system.files import parsing, write_csv
 from vitctl.system.pool import Done, run_each
-from vitctl.system.text import breaks_line, count_text, same_name
+from vitctl.system.text import breaks_line, count_text, near_twins, same_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,15 +426,9 @@ def _without_images(names: Sequence[str], num_classes: int, option: str) -> Doub
 
 
 def _twins(names: Sequence[str], keep: set[str]) -> list[Doubt]:
-    """Return a doubt for each group of class names that differ only in case, blanks or leading zeros."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        seen = "".join(one for one in name if unicodedata.category(one) != "Cf")
-        plain = " ".join(re.split(r"[\s_-]+", unicodedata.normalize("NFKC", seen).casefold().strip()))
-        groups.setdefault(plain.lstrip("0") or "0" if plain.isdecimal() else plain, []).append(name)
     doubts = []
-    for group in groups.values():
-        if len(group) > 1 and not set(group) <= keep:
+    for group in near_twins(names):
+        if not set(group) <= keep:
             options = tuple(word for name in group for word in ("--keep-class", name))
             text = (
                 f"classes {' and '.join(map(repr, group))} are named nearly the same: rename one to put them "
