@@ -59,6 +59,12 @@ def test_rm__a_run_that_another_started_from_stays(vitctl: Vitctl, pretrained: P
     assert vitctl("runs", "rm", "runs/start").err.startswith(
         "vitctl: runs/start: runs/a started from it, and "
     )
+    shutil.copytree("runs/a", "runs/sweep/a")
+    recipe = Path("runs/sweep/a/recipe.toml")
+    recipe.write_text(recipe.read_text().replace('"runs/start"', '"start"'))
+    shutil.copytree("runs/start", "start")
+    assert "runs/sweep/a started from it" in vitctl("runs", "rm", "start").err
+    shutil.rmtree("runs/sweep")
     image = f"{tiny_data}:train"
     said = vitctl("predict", image, "--from", "runs/a", "--top", 1, "--out", "answers.jsonl")
     assert (said.code, said.out) == (0, "") and "was trained on 70 of these 70 images" in said.err

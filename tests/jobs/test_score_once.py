@@ -46,6 +46,14 @@ def test_test_split__is_scored_once_by_the_chosen_weights_over_kills_and_verify_
     folder = tmp_path / "run"
     prepare_run(load_recipe("finetune", [Override(*one) for one in recipe(pretrained, tiny_data)]), folder)
 
+    compare, sides = job_of_finetune.compare_within, list[set[str]]()
+
+    def compared(given: Any, **how: Any) -> Any:
+        sides.append({*given})
+        return compare(given, **how)
+
+    monkeypatch.setattr(job_of_finetune, "compare_within", compared)
+
     def killed(*_: Any) -> None:
         raise ZeroDivisionError
 
@@ -57,6 +65,7 @@ def test_test_split__is_scored_once_by_the_chosen_weights_over_kills_and_verify_
         assert len(scored_on_test(folder)) == number
     work(folder)
     result = json.loads((folder / "result.json").read_text())
+    assert sides == [{"tested", "scored", "train"}]
     (once,) = scored_on_test(folder)
     assert once["step"] == result["provenance"]["weights_step"]
     assert result["provenance"]["test"]["split"] == "test"

@@ -20,7 +20,7 @@ from vitctl.cli.run_job import (
 )
 from vitctl.engine.journal import Report
 from vitctl.errors import LaunchError, RecipeError, explaining
-from vitctl.jobs.inputs.given_images import find_images
+from vitctl.jobs.inputs.given_images import find_images, place_of
 from vitctl.jobs.predict import Prediction, check_counts
 from vitctl.jobs.predict import predict as predictions
 from vitctl.jobs.record.result import read_result
@@ -212,9 +212,10 @@ def predict(
         raise RecipeError(f"threshold = {threshold!r}", "should be a probability, 0 to 1")
     loaded = image_recipe("predict", flags_of("predict", flags), _parsed(overrides))
     assert isinstance(loaded.recipe, Evaluate)
+    names = [str(each) for each in given]
     sources = find_images(
-        [str(each) for each in given],
-        loaded.recipe.data,
+        names,
+        place_of(loaded.recipe, names),
         split=split,
         stdin=io.BytesIO(),
         note=lambda _: None,

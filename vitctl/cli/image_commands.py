@@ -77,7 +77,7 @@ def predict(
     """
     with _starting():
         from vitctl.data.source.splits import ROLES, TRAIN
-        from vitctl.jobs.inputs.given_images import find_images, some_names
+        from vitctl.jobs.inputs.given_images import find_images, place_of, some_names
         from vitctl.jobs.predict import predict as predictions
         from vitctl.recipe.schema import Evaluate
 
@@ -92,7 +92,7 @@ def predict(
     assert isinstance(recipe, Evaluate)
     missing: list[str] = []
     sources = find_images(
-        images, recipe.data, split=split, stdin=sys.stdin.buffer, note=note, missing=missing
+        images, place_of(recipe, images), split=split, stdin=sys.stdin.buffer, note=note, missing=missing
     )
     total = sum(map(len, sources))
     if "://" in recipe.weights.source:

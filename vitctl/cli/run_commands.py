@@ -309,7 +309,7 @@ def rm(
 
     For example: vitctl runs rm runs/NAME
 
-    A run that is active, or that a run beside it started from, is refused.
+    A run that is active, or that a run beside it or under ./runs started from, is refused.
     """
     from vitctl.cli.show.console import say
     from vitctl.launch.listing import remove_run

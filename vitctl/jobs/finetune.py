@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,7 +104,7 @@ def finetune(
     if inputs.tried and score_on and (count := shared_samples(score_on, inputs.tried[1])):
         text = f"{count:,} of the {len(score_on):,} scored images choose the learning rate"
         run.journal.write("warning", step=0, text=f"{text}: the score looks better than that of new images")
-    _warn_of_duplicates(data, run, train_on, score_on)
+    _warn_of_duplicates(data, run, {"tested": inputs.tested, "scored": score_on, "train": train_on})
     teacher = load_teacher(recipe, run, found, data.image_size, train_on.class_names)
     start = _Start(found, data, teacher)
     tried = _sweep(recipe, start, run, inputs.tried) if inputs.tried else []
@@ -138,9 +138,9 @@ def finetune(
     )
 
 
-def _warn_of_duplicates(data: TrainImages, run: RunContext, train_on: Source, scored: Source | None) -> None:
+def _warn_of_duplicates(data: TrainImages, run: RunContext, images: Mapping[str, Source | None]) -> None:
     """Write near-duplicates among local images to RUN/duplicates.csv: once per run, for a few seconds."""
-    file, sides = run.folder / DUPLICATES, ({"scored": scored} if scored else {}) | {"train": train_on}
+    file, sides = run.folder / DUPLICATES, {side: one for side, one in images.items() if one is not None}
     indexes = [split.index for source in sides.values() for split in split_sources(source)]
     if not (data.path and run.runtime.is_main) or file.exists() or any(index.is_remote for index in indexes):
         return

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -273,7 +274,7 @@ def remove_run(run: Path) -> int:
     """Delete a run, and return the bytes that are freed.
 
     Raises:
-        CheckpointError: it is no run, or a training beside it started from it.
+        CheckpointError: it is no run, or a training beside it, or under ./runs, started from it.
         LaunchError: it is running.
     """
     if not (run / RECIPE).is_file():
@@ -281,7 +282,8 @@ def remove_run(run: Path) -> int:
     if run.is_symlink():
         fix = f"name its folder: vitctl runs rm {typed(run.resolve())}"
         raise CheckpointError(run, "a link to a run", fix)
-    others = [other for other in run_folders(run.parent) if other.resolve() != run.resolve()]
+    beside = chain.from_iterable(map(run_folders, (run.parent, run.parent / "runs", Path("runs"))))
+    others = {other.resolve(): other for other in beside if other.resolve() != run.resolve()}.values()
     if users := [other for other in others if _starts_from(other, run)]:
         fix = f"to remove them first: vitctl runs rm {' '.join(map(typed, users))}"
         what = f"{', '.join(map(str, users))} started from it, and cannot be resumed without it"

@@ -17,6 +17,7 @@ from PIL import Image
 from tests.cli.conftest import Vitctl, vitctl  # noqa: F401
 from tests.docs.conftest import photo
 from tests.matrix import few, slow
+from tests.trained import CPU, SMALL
 from vitctl.cli.data_commands import shards_of
 from vitctl.cli.run_job import with_shards
 from vitctl.cli.show.measurements import BenchOptions, chosen_recipe
@@ -27,9 +28,12 @@ from vitctl.data.source.stores import ShardSource
 from vitctl.data.source.views import Source
 from vitctl.data.writer.intake import check_image
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.given_images import find_images
+from vitctl.jobs.inputs.checks import fit_splits
+from vitctl.jobs.inputs.given_images import find_images, place_of
 from vitctl.jobs.predict import known_classes
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.schema import Evaluate
 from vitctl.system.files import lock
 
 CLASSES, COUNT = ("cat", "dog", "elk"), 4
@@ -609,3 +613,24 @@ def test_command__trains_on_a_door_and_scores_it(
     again = vitctl("evaluate", "--from", "runs/a", "--data", source, "--out", "runs/b")
     assert again.code == 0, again.err
     assert "unchanged; using the shards" in again.out + again.err
+
+
+def test_columns__of_a_run_hold_for_its_own_data_alone(
+    tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    for name in ("mine", "other"):
+        (tmp_path / name).mkdir()
+        shard(tmp_path / name / "train", json='{"class": "{0}"}', cls="{1}")
+    keys = {**CPU, **SMALL, "data.path": str(tmp_path / "mine"), "data.columns": "label=class"}
+    keys |= {"weights.source": str(pretrained), "data.eval_split": "train"}
+    run = tmp_path / "run"
+    prepare_run(load_recipe("finetune", [Override(*one) for one in keys.items()]), run)
+    for name, columns in (("", "label=class"), ("mine", "label=class"), ("other", "")):
+        data = [Override("data.path", str(tmp_path / name))] if name else []
+        loaded, _ = fit_splits(load_recipe("evaluate", [Override("weights.source", str(run)), *data]))
+        assert loaded.recipe.data.columns == columns
+        assert isinstance(loaded.recipe, Evaluate)
+        recipe = load_recipe("evaluate", [Override("weights.source", str(run))]).recipe
+        assert isinstance(recipe, Evaluate)
+        assert not name or place_of(recipe, [f"{tmp_path / name}:train"]).columns == columns

@@ -126,6 +126,10 @@ def fit_splits(loaded: Loaded, *, chooses: bool = False) -> tuple[Loaded, str]:
         return with_overrides(loaded, [Override(*one, _FLAG) for one in values.items()]), note
     if not data.path:
         return loaded, ""
+    source = recipe.weights.source if isinstance(recipe, Evaluate | FrozenRecipe | ExportRecipe) else ""
+    if source and not data.columns and (columns := columns_of(source, data.path)):
+        loaded = with_overrides(loaded, [Override("data.columns", columns, _FLAG)])
+        recipe, data = loaded.recipe, data.model_copy(update={"columns": columns})
     try:
         if is_photographs(data.path):
             found = list(original_splits(data.path, data.columns))
@@ -158,15 +162,27 @@ def fit_splits(loaded: Loaded, *, chooses: bool = False) -> tuple[Loaded, str]:
     return (with_overrides(loaded, overrides) if overrides else loaded), note
 
 
-def _of_run(loaded: Loaded, recipe: Evaluate) -> Fitted:
-    """Take the images that the run of the weights scored: those of its test, or of its scores."""
-    source = recipe.weights.source
+def _training_of(source: str) -> tuple[Path, Pretrain | Finetune | None]:
+    """Return the run of some weights, and what it trained; None if it is none of a training."""
     if source == "newest":
         with suppress(CheckpointError):  # the job says that there is none
             source = str(newest_run("evaluate")[0])
     run = run_of(Path(source))
     trained = at_start(load_recipe(str(run / RECIPE)).recipe, run) if (run / RECIPE).is_file() else None
-    if not isinstance(trained, Pretrain | Finetune) or trained.data.synthetic:
+    return run, trained if isinstance(trained, Pretrain | Finetune) else None
+
+
+def columns_of(source: str, path: str) -> str:
+    """Return what --columns said of this data when the weights were trained on it; "" for other data."""
+    data = trained.data if (trained := _training_of(source)[1]) else None
+    is_same = data is not None and data.columns and Path(data.path).resolve() == Path(path).resolve()
+    return data.columns if data is not None and is_same else ""
+
+
+def _of_run(loaded: Loaded, recipe: Evaluate) -> Fitted:
+    """Take the images that the run of the weights scored: those of its test, or of its scores."""
+    run, trained = _training_of(recipe.weights.source)
+    if trained is None or trained.data.synthetic:
         return {}, ""
     values = scored_place(trained.data) | {
         "data.eval_split": trained.data.test_split or trained.data.eval_split

@@ -334,7 +334,7 @@ def training_notes(
 
 def scored_place(data: TrainImages) -> dict[str, Any]:
     """Return where the images are that a training scores, by recipe key of `evaluate`."""
-    names = "dataset path root classes cache_gib eval_split group_by exif_orientation truncated"
+    names = "dataset path root classes columns cache_gib eval_split group_by exif_orientation truncated"
     values = {f"data.{name}": getattr(data, name) for name in names.split()}
     if not (data.path or data.dataset) and data.mixture:
         values["data.path"] = data.mixture[0].path

@@ -27,8 +27,10 @@ from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source, sample_key
 from vitctl.data.writer.intake import LeftOut
 from vitctl.errors import DataError
+from vitctl.jobs.inputs.checks import columns_of
 from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.recipe.images import Place
+from vitctl.recipe.schema import Evaluate
 from vitctl.system import limits
 from vitctl.system.address import without_queries
 from vitctl.system.remote import check_address, is_remote
@@ -45,6 +47,14 @@ Note = Callable[[str], None]
 class _File(NamedTuple):
     name: str
     of_class: str | None = None
+
+
+def place_of(recipe: Evaluate, inputs: Sequence[str]) -> Place:
+    """Return how images are read: as the run of the weights read them, if it was trained on the first."""
+    tried = [inputs[0], inputs[0].rpartition(":")[0]] if inputs else []
+    of_run = (columns_of(recipe.weights.source, one) for one in tried if one)
+    known = recipe.data.columns or next(filter(None, of_run), "")
+    return recipe.data.model_copy(update={"columns": known})
 
 
 def find_images(
