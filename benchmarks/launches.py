@@ -165,7 +165,7 @@ def timms(model: nn.Module, precision: str, *, optimizer: str) -> Launches:
     from timm.utils import ModelEmaV3, dispatch_clip_grad
 
     name = {"adam": "adamw", "lamb": "lamb", "sgd": "sgd"}[optimizer]
-    steps = create_optimizer_v2(model.parameters(), name, lr=RATE, weight_decay=0.1, foreach=True)
+    steps = create_optimizer_v2(model, name, lr=RATE, weight_decay=0.1, foreach=True)  # two groups, as there
     average, counts = ModelEmaV3(model, DECAY), Launches(host_steps=True)
     images, labels = examples(model)
     mean = std = torch.full((1, 3, 1, 1), 127.5)

@@ -141,15 +141,12 @@ def attention_kernel(
     `lanes` promise the same bits, which not every fused kernel keeps.
 
     Raises:
-        LaunchError: this device has no such kernel, or it adds in no fixed order.
+        LaunchError: this device has no such kernel.
     """
     asked, device, where = machine.attention, computation.device.type, "machine.attention"
     exact_too = getattr(machine, "deterministic", None)
     if asked in ("efficient", "cudnn") and device != "cuda":
         raise LaunchError(where, f"'{asked}' needs a GPU", "use 'auto'")
-    if asked == "cudnn" and exact_too:
-        what = "the backward pass of 'cudnn' adds in no fixed order, and machine.deterministic = true"
-        raise LaunchError(where, what, "use 'flash', or set machine.deterministic = false")
     if asked != "auto" and asked != "fused":
         return asked
     if asked == "auto" and (lanes or getattr(config, "position_embedding", "") == "relative"):

@@ -205,7 +205,8 @@ def compile_errors(check: Callable[[], None] = lambda: None) -> Iterator[None]:
         raise LaunchError(
             "machine.compile",
             f"torch could not compile this model here ({said[:200]})",
-            "set machine.compile = false, or see the whole report with TORCH_LOGS=+dynamo",
+            "set machine.compile = false, delete torch's cache (TORCHINDUCTOR_CACHE_DIR, by default "
+            "/tmp/torchinductor_USER) if an earlier run was killed, or see all with TORCH_LOGS=+dynamo",
         ) from error
 
 

@@ -340,10 +340,24 @@ def _problem(
             if (named := origins.get(f"{key}.{said.split()[0]}")) in flags:  # the rule names its key first
                 where = str(named)
             what, _, fix = said.rpartition("; ") if "; " in said else (said, "", "")
+            fix += _back(schema, key, what, origins)
             return RecipeError(where, f"{key + ': ' if key else ''}{what}", fix)
         case _:
             reason = f"{detail['msg'][0].lower()}{detail['msg'][1:]}"
             return RecipeError(where, f"{key} = {_shown(value)} is not allowed: {reason}", _hint(detail, key))
+
+
+def _back(schema: type[BaseModel], section: str, what: str, origins: Mapping[str, str]) -> str:
+    """Return the options that undo what a recipe file sets, of the keys that are said to do nothing."""
+    idle, says, _ = what.partition(" nothing ")
+    table = schema.model_fields[section].annotation if section in schema.model_fields else None
+    known = table.model_fields if isinstance(table, type) and issubclass(table, BaseModel) else {}
+    options = [
+        f"--set {section}.{name}={known[name].default}"
+        for name in re.findall(r"[a-z]\w+", idle if says else "")
+        if name in known and not origins.get(f"{section}.{name}", "--").startswith(("--", _IN_PYTHON))
+    ]
+    return f", here with {' '.join(options)}" if options else ""
 
 
 def _instead(key: str, schema: type[BaseModel]) -> str:

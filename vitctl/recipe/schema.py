@@ -154,8 +154,13 @@ class TrainMachine(NetworkMachine):
     )
 
     @model_validator(mode="after")
-    def _whole_graphs(self) -> Self:
+    def _values_fit(self) -> Self:
         return self._refusing(
+            (
+                self.attention == "cudnn" and self.deterministic,
+                "attention = 'cudnn' adds in no fixed order in the backward pass, and deterministic = true; "
+                "set machine.attention = 'flash', or machine.deterministic = false",
+            ),
             (
                 self.compile not in (False, "auto") and self.checkpoint_blocks == "attention",
                 "checkpoint_blocks = 'attention' cuts compiled layers in two; set compile = false, or "
