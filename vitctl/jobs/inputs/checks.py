@@ -137,8 +137,9 @@ def fit_splits(loaded: Loaded, *, chooses: bool = False) -> tuple[Loaded, str]:
         return loaded, ""  # opening the data later raises the error
     if not found and (parted := with_split(data.path)):
         flag = "--check-data" if isinstance(recipe, ExportRecipe) else "--data"
-        by = "--set data.train_split=" if hasattr(data, "train_split") else "--split "
-        raise DataError(data.path, "no such folder", f"give {flag} {typed(parted[0])} {by}{typed(parted[1])}")
+        by = " --set data.train_split=" if hasattr(data, "train_split") else " --split "
+        given = "" if parted[1] == "train" and "train_split" in by else f"{by}{typed(parted[1])}"
+        raise DataError(data.path, "no such folder", f"give {flag} {typed(parted[0])}{given}")
     if not (found or is_remote(data.path) or Path(data.path).exists() or no_index(data.path).fix):
         weights = getattr(recipe, "weights", None)
         if weights is not None and weights.source == "newest":
