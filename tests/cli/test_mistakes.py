@@ -84,6 +84,10 @@ MISTAKES = [
     Mistake("pretrain -r finetune --data PHOTOS", "'finetune'", "not for `vitctl pre", "`vitctl finetune`"),
     # Data
     Mistake(f"{ON} PHOTO", "PHOTO", "no such folder", "did you mean PHOTOS?"),
+    Mistake(f"{ON} PHOTOS:test", "PHOTOS:test", "no such", "--data PHOTOS --set data.train_split=test"),
+    Mistake(f"{ON} PHOTOS:train", "", "no such folder", "give --data PHOTOS"),
+    Mistake("evaluate --from run --data PHOTOS:val", "", "no such folder", "give --data PHOTOS --split val"),
+    Mistake("data check PHOTOS:test", "PHOTOS:test", "no such folder", "did you mean PHOTOS?"),
     Mistake(f"{ON} elsewhere", "elsewhere", "no such folder", "--data takes a folder of class folders"),
     Mistake(f"{ON} flat", "flat", "holds no", "class folders"),
     Mistake(f"{ON} texts", "texts", "no images found", "<class>/<image>"),

@@ -245,8 +245,11 @@ def _check_known(name: str, root: Path) -> Path:
     """Check a known data set, or all of VTAB, against the benchmark; return a folder to check further."""
     from vitctl.data.datasets.catalog import find_data_set
     from vitctl.data.datasets.vtab import VTAB
+    from vitctl.data.source.locate import no_index, with_split
     from vitctl.errors import DataError
 
+    if with_split(name):
+        raise no_index(name)
     if "/" in name:
         raise DataError(
             name, "no such folder", "give a folder of shards or a known data set, see `vitctl data list`"

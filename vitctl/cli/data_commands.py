@@ -166,7 +166,9 @@ def shards_of(photographs: str, runs: Path, columns: str = "") -> Path:
                 say(f"{photographs}: waiting for another command, which writes its photos to {out}")
                 lock(descriptor, waits=True)
             if not (out / RECORD).exists():
-                say(f"{photographs}: writing its photos as shards to {out}")
+                had = [one in of.found for of in known.values() for one in of.contents if of.found]
+                new = f"; {len(had):,} images, {had.count(False):,} of them new" if had else ""
+                say(f"{photographs}: writing its photos as shards to {out}{new}")
                 splits = check_photographs(originals, photographs, out, "stop", known)
                 _write(splits, out, partial(write_originals, seed=0, workers=number_of_workers(-1)))
                 if find_splits(out).keys() != splits.keys() or fingerprint(photographs, columns) != state:

@@ -194,7 +194,7 @@ def bytes_of(shards: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("door", few(["folders", "imagefolder", "zip"], "folders", "zip"))
 def test_photographs__of_which_some_changed_are_not_all_decoded_and_the_shards_are_as_if_they_were(
-    door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
     source, runs = DOORS[door](tmp_path), tmp_path / "runs"
@@ -212,6 +212,9 @@ def test_photographs__of_which_some_changed_are_not_all_decoded_and_the_shards_a
     with monkeypatch.context() as patch:
         patch.setattr("vitctl.data.writer.intake.check_image", check)
         second = shards_of(str(source), runs)
+    assert (
+        f"shards to {second}; {len(ROWS) + (door == 'zip')} images, 1 of them new" in capfd.readouterr().out
+    )
     assert first != second and bytes_of(second) == bytes_of(shards_of(str(source), tmp_path / "fresh"))
 
 
@@ -377,14 +380,28 @@ def kaggle(place: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("make", [kaggle, packed("zip", kaggle)])
+def cassava(place: Path) -> Path:
+    """Another: the sample's ids are files of test_images/."""
+    folder = table("image_id,label", "{0}{1}.jpg,{0}", inside="train_images", name="train.csv")(place).parent
+    (folder / "test_images").mkdir()
+    (folder / "test_images/a.jpg").write_bytes(photo("elk", 99))
+    (folder / "sample_submission.csv").write_text("image_id,label\na.jpg,cat\n")
+    return folder
+
+
+@pytest.mark.parametrize("make", [kaggle, packed("zip", kaggle), cassava])
 def test_kaggle__a_table_that_lists_none_of_the_images_is_left_out_and_said(
     make: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
     wanted = sorted((name, photo(name, number)) for name, number in ROWS)
-    assert read_all(open_split("train", path=make(tmp_path))) == wanted
-    assert "train.csv: taken; sample_submission.csv lists none of the images" in capfd.readouterr().err
+    source = make(tmp_path)
+    assert read_all(open_split("train", path=source)) == wanted
+    said = f"{source}/train.csv: taken; sample_submission.csv lists none of the images"
+    assert said in capfd.readouterr().err
+    with pytest.raises(DataError, match="files are missing") as caught:
+        open_split("train", path=f"{source}/sample_submission.csv")
+    assert caught.value.where == f"{source}/sample_submission.csv"
 
 
 def test_archive__of_a_table_and_of_classes_or_of_two_tables_names_paths_that_can_be_given(
@@ -401,6 +418,7 @@ def test_archive__of_a_table_and_of_classes_or_of_two_tables_names_paths_that_ca
     for names, what in (
         (["a.csv"], "the table a.csv and folders such as cat"),
         (["a.csv", "b.csv"], "tables"),
+        (["a.csv", "sample.csv", "Test.csv"], "tables"),
     ):
         archive = packed("tgz", lambda place, names=names: make(place, *names))(tmp_path / str(len(names)))  # type: ignore[misc]
         with pytest.raises(DataError) as caught:

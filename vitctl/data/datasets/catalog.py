@@ -1,6 +1,7 @@
 """Look up data sets: known ones by name, original files by their format, shards by name or location."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,13 @@ from vitctl.data.datasets.readers.class_folder import (
     tables_in,
 )
 from vitctl.data.datasets.readers.imagenet import is_imagenet, read_imagenet
-from vitctl.data.datasets.readers.original_files import read_archive, unpacked
+from vitctl.data.datasets.readers.original_files import as_given, read_archive, unpacked
 from vitctl.data.datasets.readers.table import (
     FOLDERS,
     lists_any,
     lists_images,
     names_an_image,
+    plain_folder,
     read_parquet,
     read_split_tables,
     read_table,
@@ -29,7 +31,7 @@ from vitctl.data.datasets.vtab import (
     in_vtab1k,
 )
 from vitctl.data.shards.index import find_splits
-from vitctl.data.source.locate import check_one_kind, locate_splits, no_index, tars
+from vitctl.data.source.locate import check_one_kind, locate_splits, no_index, tars, with_split
 from vitctl.data.source.splits import ROLES, TABLES, resolve, select
 from vitctl.data.source.stores import ShardSource, SyntheticSource, open_index
 from vitctl.data.source.views import Source, split_sources
@@ -264,7 +266,7 @@ def open_originals(
         DataError: the source is none of these, or its reader refuses it.
     """
     path = _in_archive(Path(source))
-    with parsing(source, DataError):
+    with _naming_archives(), parsing(source, DataError):
         if source.startswith(_TORCHVISION):
             name = source.removeprefix(_TORCHVISION)
             return read_torchvision(name, root or Path("torchvision_data"), download=download)
@@ -274,7 +276,7 @@ def open_originals(
         if path.is_dir():
             return _open_folder(path, columns)
         if not path.is_file():
-            raise DataError(source, "no such file or folder")
+            raise DataError(source, "no such file or folder", did_you_mean(with_split(source)[:1]))
         read = FILES.get(path.suffix.lower())
         if read is None:
             raise DataError(
@@ -318,6 +320,16 @@ def original_splits(path: str, columns: str = "") -> dict[str, Source]:
     return {name: OriginalImages(name, originals) for name, originals in opened.items()}
 
 
+@contextmanager
+def _naming_archives() -> Iterator[None]:
+    """Let errors name archives in place of the folders that they were unpacked to."""
+    try:
+        yield
+    except DataError as error:
+        said = [as_given(text) for text in (error.where, error.what, error.fix)]
+        raise type(error)(*said) from None
+
+
 def _open_arrays(path: Path, columns: str) -> dict[str, Originals]:
     from vitctl.data.datasets.readers.arrays import read_pairs
 
@@ -336,6 +348,7 @@ def _open_tar(path: Path, columns: str) -> dict[str, Originals]:
     return _open_packed(path, columns) if tables_in(names) else read_class_tar(_without(columns, path))
 
 
+@_naming_archives()
 def listed_files(path: Path, columns: str = "") -> list[Path]:
     """Return the table at or in a path, followed by the images that it lists; empty without a table."""
     path = _in_archive(path)
@@ -348,19 +361,14 @@ def listed_files(path: Path, columns: str = "") -> list[Path]:
 
 def _open_packed(path: Path, columns: str) -> dict[str, Originals]:
     """Open an archive like a folder of the same content, and name it in place of that."""
-    folder = str(unpacked(path))
-    try:
-        splits = _open_folder(Path(folder), columns)
-    except DataError as error:
-        said = (text.replace(folder, str(path)) for text in (error.where, error.what, error.fix))
-        raise DataError(*said) from None
+    splits = _open_folder(unpacked(path), columns)
     for item in (item for originals in splits.values() for item in originals.items if leads_out(item.key)):
         raise DataError(path, f"its table lists {one_line(item.key)}, which is outside the archive")
     return {
         split: replace(
             originals,
             source=str(path),
-            doubts=tuple(one._replace(text=one.text.replace(folder, str(path))) for one in originals.doubts),
+            doubts=tuple(one._replace(text=as_given(one.text)) for one in originals.doubts),
         )
         for split, originals in splits.items()
     }
@@ -407,9 +415,11 @@ def table_of(folder: Path, columns: str = "") -> Path | None:
     held = sorted(folder.iterdir())
     listed = [one for one in held if one.suffix.lower() in TABLES]
     tables = [one for one in listed if lists_images(one, columns)]
-    known = (*ROLES, *FOLDERS, *(one.stem.lower() for one in listed))
+    known = (*ROLES, *FOLDERS, *(plain_folder(one.stem) for one in listed))
     classes = [
-        one.name for one in held if one.is_dir() and one.name.lower() not in known and one.name[0] != "."
+        one.name
+        for one in held
+        if one.is_dir() and plain_folder(one.name) not in known and one.name[0] != "."
     ]
     if (
         not tables
@@ -433,7 +443,10 @@ def table_of(folder: Path, columns: str = "") -> Path | None:
             say_once(f"{of_images[0]}: taken; {others} lists none of the images beside it")
             return of_images[0]
         names = " and ".join(one.name for one in tables)
-        raise DataError(folder, f"holds the tables {names}", f"give one of them, such as {tables[0]}")
+        likely = [one for one in tables if not one.name.lower().startswith(("sample", "submission", "test"))]
+        likely.sort(key=lambda one: "train" not in one.name.lower())
+        fix = f"give one of them{f', such as {likely[0]}' if likely else ''}"
+        raise DataError(folder, f"holds the tables {names}", fix)
     if len(classes) > 1 and not columns:
         text = f"holds the table {tables[0].name} and folders such as {one_line(min(classes))}"
         raise DataError(

@@ -59,6 +59,8 @@ from vitctl.system.remote import (
 from vitctl.system.text import count_text, did_you_mean, nearest, one_line, typed
 
 INDEXED = "indexed by vitctl"  # recorded as provenance of shards without an index
+# PLACE:SPLIT. The split expression may contain colons; a port is not a split.
+WITH_SPLIT = re.compile(r"(.+?):([A-Za-z][^/]*)")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
@@ -176,6 +178,12 @@ def locate_splits(
     return {name: replace(place, shards=chosen) for name, place in found.items()}
 
 
+def with_split(path: str) -> tuple[str, ...]:
+    """Return PLACE and SPLIT of a local PLACE:SPLIT if there is no such path, but there is PLACE; else ()."""
+    found = WITH_SPLIT.fullmatch(path)
+    return found.groups() if found and Path(found[1]).exists() and not Path(path).exists() else ()
+
+
 def no_index(path: str, split: str = "train", fix: str = "") -> DataError:
     """Return the error for a location without an index, with a fix; `fix` is for one with nothing there."""
     if is_remote(path):
@@ -185,7 +193,9 @@ def no_index(path: str, split: str = "train", fix: str = "") -> DataError:
     if not folder.exists():
         near = nearest(folder.name, [one.name for one in folder.parent.glob("*/")], 1)
         return DataError(
-            path, "no such folder", did_you_mean(str(folder.parent / name) for name in near) or fix
+            path,
+            "no such folder",
+            did_you_mean(with_split(path)[:1] or [str(folder.parent / name) for name in near]) or fix,
         )
     if folder.is_dir() and not any(folder.iterdir()):
         return DataError(path, "is empty", "should be a folder of shards made by `vitctl data shards`")

@@ -20,7 +20,7 @@ from vitctl.data.datasets.catalog import (
 )
 from vitctl.data.datasets.readers.imagenet import is_part_of_imagenet
 from vitctl.data.datasets.readers.original_files import class_list
-from vitctl.data.source.locate import locate_splits, no_index
+from vitctl.data.source.locate import locate_splits, no_index, with_split
 from vitctl.data.source.splits import (
     NOT_TRAINED,
     ROLES,
@@ -139,6 +139,11 @@ def fit_splits(loaded: Loaded, *, chooses: bool = False) -> tuple[Loaded, str]:
         if isinstance(error, GaveUpError) or not is_remote(data.path):
             raise
         return loaded, ""  # opening the data later raises the error
+    if not found and (parted := with_split(data.path)):
+        flag = "--check-data" if isinstance(recipe, ExportRecipe) else "--data"
+        by = " --set data.train_split=" if hasattr(data, "train_split") else " --split "
+        given = "" if parted[1] == "train" and "train_split" in by else f"{by}{typed(parted[1])}"
+        raise DataError(data.path, "no such folder", f"give {flag} {typed(parted[0])}{given}")
     if not (found or is_remote(data.path) or Path(data.path).exists() or no_index(data.path).fix):
         weights = getattr(recipe, "weights", None)
         if weights is not None and weights.source == "newest":

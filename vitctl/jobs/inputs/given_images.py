@@ -2,7 +2,6 @@
 
 import glob
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from vitctl.data.images.image_types import IMAGE_EXTENSIONS, SYSTEM_FILE
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.inspect.overview import choose
 from vitctl.data.shards.index import find_splits
-from vitctl.data.source.locate import PACKED, locate_all_splits, locate_splits, no_index, tars
+from vitctl.data.source.locate import PACKED, WITH_SPLIT, locate_all_splits, locate_splits, no_index, tars
 from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source, sample_key
 from vitctl.data.writer.intake import LeftOut
@@ -37,8 +36,6 @@ from vitctl.system.remote import check_address, is_remote
 from vitctl.system.text import count_text, nearest
 
 STDIN = "-"
-# PLACE:SPLIT. The split expression may contain colons; a port is not a split.
-_WITH_SPLIT = re.compile(r"(.+?):([A-Za-z][^/]*)")
 _NAMED = 3  # files that a message names
 
 Note = Callable[[str], None]
@@ -186,7 +183,7 @@ def _files(folder: str, names: Sequence[str], left_out: Sequence[LeftOut], colum
 
 def _parted(text: str) -> tuple[str, str]:
     """Return PLACE and SPLIT of PLACE:SPLIT if PLACE exists; else the text and ""."""
-    found = _WITH_SPLIT.fullmatch(text)
+    found = WITH_SPLIT.fullmatch(text)
     if is_remote(text) and text.lower().endswith(tuple(f".{one}" for one in IMAGE_EXTENSIONS)):
         return text, ""  # an image, whose name may contain a colon
     if found is None or not (is_remote(text) or _is_pattern_of_shards(found[1]) or Path(found[1]).exists()):

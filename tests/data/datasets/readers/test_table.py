@@ -65,6 +65,31 @@ def test_table__refuses(tmp_path: Path, text: str, message: str) -> None:
         read_table(write(tmp_path, text))
 
 
+def test_table__takes_the_only_folder_that_has_all_its_images(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def listed(*folders: str) -> list[str]:
+        for name in ("1.jpg", "2.jpg"):
+            for folder in folders:
+                (tmp_path / folder).mkdir(exist_ok=True)
+                (tmp_path / folder / name).write_bytes(b"x")
+        (tmp_path / "labels.csv").write_text("path,label\n1,a\n2,b\n")
+        return [item.key for item in read_table(tmp_path / "labels.csv")["train"].items]
+
+    with pytest.raises(DataError, match="2 of 2 files are missing"):
+        listed("test", "val_images")  # of another split, whose names are often the same
+    assert listed("pics") == ["pics/1.jpg", "pics/2.jpg"]
+    assert "labels.csv: its images are taken from pics, which has all of them" in capfd.readouterr().err
+    with pytest.raises(DataError, match="may be those in masks or pics; write the folder"):
+        listed("masks")
+    (tmp_path / "pics/1.jpg").unlink()
+    (tmp_path / "masks/2.jpg").unlink()
+    with pytest.raises(
+        DataError, match=r"2 of 2 files are missing.*looked beside the table and in masks, pics"
+    ):
+        listed()
+
+
 def test_table__several_labels(tmp_path: Path) -> None:
     splits = read_table(write(tmp_path, "path,labels\n1.jpg,dog;cat\n2.jpg, cat\nx/3.jpg,ant; dog ;ant\n"))
     assert splits["train"].class_names == ("ant", "cat", "dog")

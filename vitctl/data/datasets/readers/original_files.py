@@ -361,6 +361,16 @@ def unpack(archive: Archive, path: Path, folder: Path) -> None:
     _marker(archive, folder).touch()
 
 
+_UNPACKED = dict[str, str]()  # folders of the cache, and the archives whose content they hold
+
+
+def as_given(text: str) -> str:
+    """Name archives, as the user gave them, in place of the folders that they were unpacked to."""
+    for folder, archive in _UNPACKED.items():
+        text = text.replace(folder, archive)
+    return text
+
+
 def unpacked(path: Path) -> Path:
     """Unpack a user's archive into the cache, once for each state of it, and return its folder.
 
@@ -385,6 +395,7 @@ def unpacked(path: Path) -> Path:
         if not any(one.is_dir() or one.suffix.lower() in (*TABLES, ".parquet") for one in held):
             break
         folder = shown[0]
+    _UNPACKED[str(folder)] = str(path)
     return folder
 
 

@@ -20,7 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from vitctl.data.datasets.readers.original_files import file_size, read_bytes
+from vitctl.data.datasets.readers.original_files import as_given, file_size, read_bytes
 from vitctl.data.images.image_types import IMAGE_SUFFIXES
 from vitctl.data.source.splits import JSON_LINES, ROLES, TABLES, table_delimiter
 from vitctl.data.writer.intake import Doubt, Item, Originals, keep_doubt
@@ -48,6 +48,7 @@ _SPLITTING = ("is_valid", "is_test", "is_train", "fold", "partition", "set")  # 
 _KNOWN = {name for usual in _USUAL.values() for name in usual}
 _SUFFIXES = ("", ".jpg", ".jpeg", ".png", ".JPG", ".webp", ".tif", ".bmp")  # omitted in Kaggle's tables
 FOLDERS = ("images", "image", "imgs", "img", "train", "data")  # next to a table, with its images
+_SHOWN = 5  # folders that a message names
 _BETWEEN_LABELS = ";"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?inf", re.ASCII | re.IGNORECASE)
 _WHOLE = re.compile(r"(-?\d{1,18})(\.0*)?", re.ASCII)
@@ -62,7 +63,7 @@ def read_split_tables(tables: Mapping[str, Path], named: str = "") -> dict[str, 
         [
             {**row, "path": os.path.join(table.parent.name, row["path"]), "split": split}
             for split, table in tables.items()
-            for row in _found(table, _table_rows(table, named))
+            for row in _searched(table, _table_rows(table, named))
         ],
     )
 
@@ -227,11 +228,43 @@ def columns_of(path: Path, columns: Sequence[str], named: str = "") -> list[str]
     return plain
 
 
-def _found(path: Path, rows: Sequence[Row]) -> Sequence[Row]:
+def plain_folder(name: str) -> str:
+    """Return what a folder is called, of `train_images` as of `Train`."""
+    return name.lower().removesuffix("_images")
+
+
+def _beside(path: Path) -> tuple[list[str], list[str]]:
+    """Return the folders beside a table: those that are known to hold its images, and those that may.
+
+    Those that are named like another split may not: the names in `train` and `test` are often alike.
+    """
+    known, names = (plain_folder(path.stem), *FOLDERS), [one.name for one in sorted(path.parent.glob("*/"))]
+    others = [one for one in names if one[0] != "." and plain_folder(one) not in (*known, *ROLES)]
+    return [one for one in names if plain_folder(one) in known], others
+
+
+def _searched(path: Path, rows: Sequence[Row]) -> Sequence[Row]:
+    """Return `_found`; where that lacks files, those of the only folder of any name that has them all."""
+    found = _found(path, rows)
+    if (path.parent / found[0]["path"]).is_file():
+        return found
+    all_in = [one for one in _beside(path)[1] if _are_in(one, path, rows[:1]) and _are_in(one, path, rows)]
+    if len(all_in) > 1:
+        text = f"its images may be those in {' or '.join(map(one_line, all_in))}"
+        raise DataError(path, text, "write the folder that is meant into its paths")
+    for folder in all_in:
+        say_once(f"{path}: its images are taken from {one_line(folder)}, which has all of them")
+    return _found(path, rows, *all_in)
+
+
+def _are_in(folder: str, path: Path, rows: Sequence[Row]) -> bool:
+    names = (row["path"] for row in _found(path, rows, folder))
+    return all(name.startswith(folder + os.sep) and (path.parent / name).is_file() for name in names)
+
+
+def _found(path: Path, rows: Sequence[Row], *others: str) -> Sequence[Row]:
     """Return the rows with actual file paths: a table may omit its image folder and the extension."""
-    known = (path.stem.lower(), *FOLDERS)
-    beside = [one.name for one in sorted(path.parent.glob("*/")) if one.name.lower() in known]
-    ways = list(product(("", *beside), _SUFFIXES))
+    ways = list(product(("", *_beside(path)[0], *others), _SUFFIXES))
     found = []
     for row in rows:
         name = os.path.normpath(row["path"])
@@ -251,11 +284,14 @@ def _found(path: Path, rows: Sequence[Row]) -> Sequence[Row]:
 
 def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
     """Read the images of a table's rows, which all have the same columns."""
-    rows = _found(path, rows)
+    rows = _searched(path, rows)
     sizes = [file_size(path.parent / row["path"]) for row in rows]
     missing = [row["path"] for row, size in zip(rows, sizes, strict=True) if size is None]
     if missing:
-        raise DataError(path, f"{len(missing)} of {len(rows)} files are missing, the first is {missing[0]}")
+        text = f"{len(missing)} of {len(rows)} files are missing, the first is {missing[0]}"
+        tried = [one_line(folder) for folders in _beside(path) for folder in folders]
+        shown = ", ".join([*tried[:_SHOWN], *["..."] * (len(tried) > _SHOWN)])
+        raise DataError(path, text, f"looked beside the table{f' and in {shown}' if tried else ''}")
     if _NUMBER_TOO in rows[0]:
         pairs = {(str(row["label"]), str(row[_NUMBER_TOO])) for row in rows}
         if not len(pairs) == len({one for one, _ in pairs}) == len({other for _, other in pairs}):
@@ -294,7 +330,7 @@ def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
 
 @cache
 def say_once(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(as_given(text), file=sys.stderr)
 
 
 def _joined(class_names: Sequence[str], column: str) -> tuple[Doubt, ...]:
