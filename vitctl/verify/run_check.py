@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 
+from vitctl.data.datasets.catalog import is_photographs
+from vitctl.data.datasets.converted import find_shards, fingerprint
 from vitctl.engine.journal import CHECKPOINTS, RECIPE, RESULT, STEP_RECORDS, run_of, step_folders, step_of
-from vitctl.errors import CheckpointError, RecipeError, refuse
+from vitctl.errors import CheckpointError, DataError, RecipeError, refuse
 from vitctl.jobs.record.result import published_digest
 from vitctl.recipe.load import Loaded, Override, load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
@@ -93,7 +95,16 @@ def verify(
 
 def _loaded(run_dir: Path, data: str, weights: str) -> Loaded:
     """Load RUN/recipe.toml with the paths of data and start weights on this machine."""
-    name, places = str(run_dir / RECIPE), {"data.path": data, "weights.source": weights}
+    name = str(run_dir / RECIPE)
+    if is_photographs(data):
+        trained_on = str(getattr(getattr(load_recipe(name).recipe, "data", None), "path", ""))
+        made = find_shards(Path(trained_on).parent.parent, fingerprint(data, ""))
+        if made is None:
+            raise DataError(
+                data, "not what the run read", f"it read shards made of photographs: {trained_on}"
+            )
+        data = str(made)
+    places = {"data.path": data, "weights.source": weights}
     if weights and not hasattr(load_recipe(name).recipe, "weights"):
         raise RecipeError(run_dir, "pre-training does not start from weights", "leave out --from")
     return load_recipe(name, [Override(key, value) for key, value in places.items() if value])

@@ -75,6 +75,10 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
     assert vitctl("resume", "runs/a").code == 0
     assert state(folder) == times
 
+    assert vitctl("verify", "runs/a", "--data", "PHOTOS").code == 0
+    shutil.copytree("PHOTOS", "FEWER", ignore=shutil.ignore_patterns("*0.*"))
+    assert "FEWER: not what the run read; it read shards" in vitctl("verify", "runs/a", "--data", "FEWER").err
+
     damage(next(folder.glob("train/*.tar")))
     again = ("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--out", "runs/e2")
     assert f"delete {folder}: the same command makes it again from your images" in vitctl(*again).err
