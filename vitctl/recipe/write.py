@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from vitctl.errors import RecipeError
-from vitctl.recipe.load import RESOLVED, Loaded, every_key
+from vitctl.recipe.load import RESOLVED, Loaded, every_key, recipe_names
 from vitctl.recipe.schema import JOBS, Recipe
 from vitctl.recipe.sections import UNSET
 from vitctl.recipe.synonyms import synonym
@@ -132,6 +132,8 @@ def explain(key: str) -> list[str]:
         return [said, *(line for name in keys if name in known for line in _entries(name))]
     near = ends or one_edit_away(key, known)
     then = did_you_mean(near) if near else "`vitctl recipes show smoke` lists the keys of a recipe"
+    if key in recipe_names():
+        raise RecipeError(key, "a recipe, not a key of one", f"type vitctl recipes show {key}")
     raise RecipeError(f"no recipe has a key '{key}'", fix=then)
 
 
