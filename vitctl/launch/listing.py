@@ -68,7 +68,7 @@ class RunLine:
     loss: float | None
     when: float
     num_bytes: int
-    chose: Sequence[tuple[str, str]] = ()
+    chose: Mapping[str, str]
 
 
 def list_runs(root: Path) -> list[RunLine]:
@@ -88,13 +88,11 @@ def read_line(folder: Path) -> RunLine:
     state = _state(folder, result, records)
     metrics = result.metrics if result and result.status == "done" else {}
     (what, number), test = number_of(job, metrics), metrics.get("test")
-    chooses, chose = bool(_unless_damaged(selects_best, folder)), list[tuple[str, str]]()
-    if result and number is not None and (chooses or test):
-        text = f"{number:.2%} on '{result.provenance.get('split', 'other images')}'"
-        chose = [(what, text + ", which chose the checkpoint" * chooses)]
+    chooses = bool(_unless_damaged(selects_best, folder))
+    images = f"'{result.provenance.get('split')}'{', which chose the checkpoint' * chooses}" if result else ""
+    chose = {what: f"{number:.2%} on {images}"} if number is not None and (chooses or test) else {}
     if isinstance(test, Mapping):
-        what, number = number_of(job, test)
-        what = f"test {what}"
+        what, number = f"test {what}", number_of(job, test)[1]
     if number is None and state != "invalid":
         scores = [r["accuracy"] for r in records if r.get("kind") == "evaluate" and "accuracy" in r]
         what, number = ("accuracy so far", scores[-1]) if scores else ("", None)

@@ -131,9 +131,8 @@ def explain(key: str) -> list[str]:
         keys = dict.fromkeys(place.partition("=")[0] for place in row.places)
         return [said, *(line for name in keys if name in known for line in _entries(name))]
     near = ends or one_edit_away(key, known)
-    then = did_you_mean(near) if near else "`vitctl recipes show smoke` lists the keys of a recipe"
-    if key in recipe_names():
-        raise RecipeError(key, "a recipe, not a key of one", f"type vitctl recipes show {key}")
+    name = key if key in recipe_names() else "smoke"
+    then = did_you_mean(near) if near else f"`vitctl recipes show {name}` lists the keys of a recipe"
     raise RecipeError(f"no recipe has a key '{key}'", fix=then)
 
 

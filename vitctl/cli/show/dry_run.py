@@ -252,11 +252,12 @@ def _expected(plan: "TrainingPlan", devices: Sequence[str]) -> str:
     rates = (f"{gpu} {one.images_per_second:,.0f} ({one.mfu:.0%})" for gpu, one in found)
     passes = count_text(step.passes, "forward pass", "forward passes")
     fitting = min(plan.micro_batch, plan.fitting_micro_batch)
-    waits = plan.expected.seconds["starting"] > 0
-    host = "; the host starts kernels slower than the GPU computes them" * waits
+    host = "; the host starts kernels slower than the GPU computes them" * (
+        plan.expected.seconds["starting"] > 0
+    )
     compiled = estimate(plan.config, plan.device, replace(step, compiled=True)).images_per_second
     saved = plan.run_seconds * (1 - plan.expected.images_per_second / compiled)
-    if waits and saved > COMPILE_SECONDS and plan.recipe.machine.checkpoint_blocks != "attention":
+    if host and saved > COMPILE_SECONDS and plan.recipe.machine.checkpoint_blocks != "attention":
         host += (
             f": --set machine.compile=true raises {plan.expected.images_per_second:,.0f} to {compiled:,.0f}"
         )
@@ -265,10 +266,9 @@ def _expected(plan: "TrainingPlan", devices: Sequence[str]) -> str:
         f"{'' if step.compiled else 'not '}compiled (machine.compile); not measured"
     )
     is_small = step.training and getattr(plan.config, "hidden_size", SMALL + 1) <= SMALL
-    kind = "compiled" if step.compiled else "eager"
     over = (
         f"; for S/16 on an H100, {'' if step.compiled else 'not '}compiled, this estimate is "
-        f"{OVER_PUBLISHED[kind]} times the published rate of a network of its size" * is_small
+        f"{OVER_PUBLISHED[step.compiled]} times the published rate of a network of its size" * is_small
     )
     return (
         f"{', '.join(rates)} images/s of one GPU (share of the peak){host}{over}{details if devices else ''}"

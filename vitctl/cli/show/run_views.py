@@ -83,7 +83,7 @@ def show_run(folder: Path) -> None:
     facts = [
         ("recipe", f"{line.recipe or 'unknown'} ({line.job})"),
         ("state", line.state + (f", step {_steps(line)}" if line.step else "")),
-        *({name: _metric(line)} | dict(line.chose)).items(),
+        *({name: _metric(line)} | {**line.chose}).items(),
         ("last update", time.strftime("%Y-%m-%d %H:%M", time.localtime(line.when))),
         ("size on disk", bytes_text(line.num_bytes)),
     ]

@@ -794,11 +794,12 @@ def _check_best(recipe: Pretrain | Finetune) -> None:
         f"fewshot_probe.every_steps={often}": selects and probed and often % probed,
     }
     fix = " ".join(f"--set {one}" for one, lacks in lacking.items() if lacks)
-    key, why = "checkpoint.keep_best", "there are no scores to find the best by"
-    if selects:
-        key, why = "evaluation.select_best", "needs scores, a checkpoint at each, and the best one kept"
-    if probed and selects:
-        why += ", and few-shot probes at these steps"
+    needs = "needs scores, a checkpoint at each" + ", few-shot probes there" * bool(probed)
+    key, why = (
+        ("evaluation.select_best", f"{needs}, and the best one kept")
+        if selects
+        else ("checkpoint.keep_best", "there are no scores to find the best by")
+    )
     refuse(
         RecipeError,
         (recipe.data.synthetic, key, "synthetic images are not scored", "leave it out"),
