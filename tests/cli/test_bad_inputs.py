@@ -182,6 +182,8 @@ SLIPS = [
     Slip(f"{PRETRAIN} --slurm nodes=two --out new", "nodes", f"{PRETRAIN} --out new --dry-run"),
     Slip(f"{PRETRAIN} --nodes 2@", "--nodes"),
     Slip(f"{PRETRAIN} --nodes gpu01,gpu02", "--nodes"),
+    Slip("finetune --from run --data photos --set evaluation.select_best=true --set evaluation.every_steps=5",
+         "add --set checkpoint.keep_best=1 --set checkpoint.every_steps=5"),
 ]  # fmt: skip
 
 

@@ -75,6 +75,19 @@ def test_show__draws_the_curves(vitctl: Vitctl, finished: Path) -> None:
     assert vitctl("runs", "show", ".").err.startswith("vitctl: .: not a run folder")
 
 
+def test_show__of_a_run_that_chose_names_the_test_images_first(vitctl: Vitctl, tmp_path: Path) -> None:
+    score = {"accuracy": 2 / 3, "sweep": {"0.01": 0.5, "0.03": 0.75}}
+    for name, more in (("a", {"test": {"accuracy": 0.65}}), ("b", {})):
+        result = RunResult("finetune", "done", score | more, {"split": "validation", "lr": 0.03})
+        made_up(tmp_path / "runs" / name, "finetune", result, **{"evaluation.select_best": True})
+    said = vitctl("runs", "show", "runs/a").out
+    assert "test accuracy  65.00%" in said
+    assert said.index("test accuracy") < said.index("66.67% on 'validation', which chose the checkpoint")
+    assert "rates tried, accuracy on a part of the training images: 0.01 50.00%, 0.03 75.00% (chosen)" in said
+    assert "66.67% on 'validation', which chose the checkpoint" in vitctl("runs", "show", "runs/b").out
+    assert "test 65.00%" in vitctl("runs").out
+
+
 def test_tail__ends_with_the_run(vitctl: Vitctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made_up(tmp_path / "a", "smoke", None)
     line = {"kind": "warning", "step": 0}

@@ -193,6 +193,15 @@ def test_dry_run__of_a_gpu_that_is_named(vitctl: Vitctl) -> None:
     words = " ".join(said.out.split())
     assert f"last block): {hours:.1f} hours on 8 A100 at {rate.mfu:.0%} of the bf16 peak" in words
 
+    small = ("pretrain", "--recipe", "cifar10_vit", "--dry-run", "--device", "H100", "--set")
+    for compiles, times in (
+        ("false", "not compiled, this estimate is 4.4"),
+        ("true", "compiled, this estimate is 1.6"),
+    ):
+        words = " ".join(vitctl(*small, f"machine.compile={compiles}").out.split())
+        assert "the host starts kernels slower than the GPU computes them" in words and times in words
+        assert ("--set machine.compile=true raises " in words) is (compiles == "false")
+
     frozen = vitctl(*line, "--device", "L4", "--set", "machine.precision=float32").out
     assert "no estimate: machine.precision is 'float32'" in frozen
     assert vitctl(*line, "--device", "TPU").err.startswith("vitctl: no GPU is known as 'TPU'")

@@ -59,6 +59,7 @@ def test_explain__a_key_with_another_default_per_job_has_an_entry_for_each() -> 
             "optimizer.weight_dekay",
             "no recipe has a key 'optimizer.weight_dekay'; did you mean optimizer.weight_decay",
         ),
+        ("cifar10_vit", "no recipe has a key 'cifar10_vit'; `vitctl recipes show cifar10_vit` lists"),
         ("zzz", "no recipe has a key 'zzz'; `vitctl recipes show smoke` lists the keys of a recipe"),
     ],
 )

@@ -1,12 +1,13 @@
 """A key of a recipe that is set does something, or is refused."""
 
+import shlex
 from typing import Any
 
 import pytest
 
 from vitctl.errors import RecipeError
 from vitctl.jobs.inputs.checks import check_choices
-from vitctl.recipe.load import load_recipe, recipe_names
+from vitctl.recipe.load import Override, load_recipe, parse_override, recipe_names
 from vitctl.recipe.neutral_keys import idle_keys
 
 IDLE = {
@@ -41,8 +42,7 @@ def test_idle__no_shipped_recipe_has_one(name: str) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"evaluation.select_best": True}, "set checkpoint.keep_best = 1"),
-        ({"checkpoint.keep_best": 1}, "set evaluation.every_steps"),
+        ({"checkpoint.keep_best": 1}, "add --set evaluation.every_steps="),
         ({"data.erasing_mode": "rand"}, "set data.random_erasing"),
         ({"data.mixup_off_epoch": 1.0, "data.mixup_probability": 0.5}, "set data.mixup_alpha"),
         ({"data.cutmix_share": 0.1, "data.mixup_alpha": 0.1}, "data.mixup_alpha and data.cutmix_alpha"),
@@ -55,3 +55,23 @@ def test_idle__is_refused_with_what_it_belongs_to(values: dict[str, Any], said: 
     with pytest.raises(RecipeError) as caught:
         check_choices(load_recipe("finetune", [*values.items()]))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("job", ["finetune", "in1k_b16", "jft_b16"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"evaluation.every_steps": 5},
+        {"checkpoint.keep_best": 1, "evaluation.every_steps": 0},
+        {"data.eval_split": "", "checkpoint.every_steps": 0},
+    ],
+)
+def test_select_best__is_refused_once_with_a_line_that_works(job: str, values: dict[str, Any]) -> None:
+    given = [Override(*one) for one in {"data.eval_split": "validation", **values}.items()]
+    given.append(Override("evaluation.select_best", True))
+    with pytest.raises(RecipeError) as caught:
+        check_choices(load_recipe(job, given))
+    assert caught.value.where == "evaluation.select_best" and caught.value.fix.startswith("add --set ")
+    typed = shlex.split(caught.value.fix.removeprefix("add "))
+    check_choices(load_recipe(job, [*given, *map(parse_override, typed[1::2])]))

@@ -220,10 +220,10 @@ def with_shards(
     from vitctl.cli.data_commands import check_photographs, shards_of
     from vitctl.data.datasets.catalog import is_photographs, open_originals
     from vitctl.errors import DataError
-    from vitctl.jobs.inputs.checks import check_not_missing, check_weights, fit_splits
+    from vitctl.jobs.inputs.checks import check_choices, check_not_missing, check_weights, fit_splits
     from vitctl.jobs.plan import plan_scoring
     from vitctl.recipe.images import Place
-    from vitctl.recipe.load import Override, with_overrides
+    from vitctl.recipe.load import Override, load_recipe, with_overrides
     from vitctl.recipe.schema import Evaluate, FrozenRecipe
 
     data = getattr(loaded.recipe, "data", None)
@@ -250,9 +250,11 @@ def with_shards(
         weights = getattr(loaded.recipe, "weights", None)
         if weights is not None and weights.source == "newest":
             check_not_missing(loaded.recipe)
+        fitting, file = fit_splits(loaded)[0], (out or Path(loaded.name).parent) / RECIPE
+        check_choices(fitting, load_recipe(str(file)).recipe if file.is_file() else None)
         fetch_weights_of(loaded)
         check_weights(loaded.recipe)
-        match fit_splits(loaded)[0].recipe:
+        match fitting.recipe:
             case FrozenRecipe() | Evaluate() as recipe:
                 plan_scoring(recipe)  # raises what the job would raise
     shards = str(shards_of(data.path, runs, data.columns))

@@ -26,7 +26,7 @@ from vitctl.engine.journal import (
     step_of,
 )
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError, explaining
-from vitctl.jobs.record.result import RunResult, check_own, logged_scores, read_result
+from vitctl.jobs.record.result import RunResult, check_own, logged_scores, read_result, selects_best
 from vitctl.jobs.record.start_folder import at_start
 from vitctl.launch.run_folder import LOGS, NOW, is_running, locked
 from vitctl.recipe.load import load_recipe
@@ -51,7 +51,9 @@ class RunLine:
         state: running, done, stopped, failed; "interrupted" if its process was killed, "prepared" before the
             first start, "invalid" if its result.json is unusable.
         step, total_steps: of its training; 0 for other jobs.
-        number, what: its main accuracy, from 0 to 1, and its name; None if there is none.
+        number, what: its main accuracy, from 0 to 1, and its name; None if there is none. That of the test
+            images, if they were scored once.
+        chose: name and text of the accuracy on the images that chose, or were scored beside the test images.
         loss: of its last step; None for other jobs.
         when: last update, in seconds since 1970.
     """
@@ -67,6 +69,7 @@ class RunLine:
     loss: float | None
     when: float
     num_bytes: int
+    chose: Mapping[str, str]
 
 
 def list_runs(root: Path) -> list[RunLine]:
@@ -84,7 +87,13 @@ def read_line(folder: Path) -> RunLine:
     step, loss = _last_step(folder, records)
     job = result.job if result else str(recipe.get("job", ""))
     state = _state(folder, result, records)
-    what, number = number_of(job, result.metrics if result and result.status == "done" else {})
+    metrics = result.metrics if result and result.status == "done" else {}
+    (what, number), test = number_of(job, metrics), metrics.get("test")
+    chooses = bool(_unless_damaged(selects_best, folder))
+    images = f"'{result.provenance.get('split')}'{', which chose the checkpoint' * chooses}" if result else ""
+    chose = {what: f"{number:.2%} on {images}"} if number is not None and (chooses or test) else {}
+    if isinstance(test, Mapping):
+        what, number = f"test {what}", number_of(job, test)[1]
     if number is None and state != "invalid":
         scores = [r["accuracy"] for r in records if r.get("kind") == "evaluate" and "accuracy" in r]
         what, number = ("accuracy so far", scores[-1]) if scores else ("", None)
@@ -100,6 +109,7 @@ def read_line(folder: Path) -> RunLine:
         loss,
         _when(folder, records, state),
         size_on_disk(folder),
+        chose,
     )
 
 

@@ -543,13 +543,13 @@ def bf16_tflops(device_name: str) -> float:
 # Compiling the layers of a ViT takes at most so long on a GPU (20 to 60 s on CPUs, docs/speed.md), and a
 # step then takes less time by this share at least: published are 1.15 to 3 times the rate. The rate without
 # is that of the plan.
-_COMPILE_SECONDS, _SAVED, _SHARE_OF_PEAK = 90.0, 0.15, 0.4
+COMPILE_SECONDS, _SAVED, _SHARE_OF_PEAK = 90.0, 0.15, 0.4
 
 
 def compile_rule(device_name: str, flops: float) -> bool:
     """Return whether compiling saves more time than it takes on a GPU that computes `flops` in all."""
     peak = 1e12 * (bf16_tflops(device_name) or max(PEAK_TFLOPS.values()))
-    return _SAVED * flops / (_SHARE_OF_PEAK * peak) > _COMPILE_SECONDS
+    return _SAVED * flops / (_SHARE_OF_PEAK * peak) > COMPILE_SECONDS
 
 
 def known_device(device_name: str) -> str:

@@ -79,9 +79,9 @@ STARTING = {"compiled": 5e-6, "eager": 10e-6}
 # A product whose weights have a smaller side of S reaches WIDEST / (1 + NARROW / S) of its GPU's share: small
 # networks fill a GPU less. Fitted by `benchmarks/roofline.py` to half of timm's rates, tested on the others.
 WIDEST, NARROW = 1.15, 100.0
-# The estimate of S/16 over the only published rate of a training of that size on an H100, compiled; at widths
-# up to SMALL a plan says so.
-OVER_PUBLISHED, SMALL = 1.6, 384
+# The estimate of S/16 over the only published rate of a training of that size on an H100; at widths up to
+# SMALL a plan says so.
+OVER_PUBLISHED, SMALL = {True: 1.6, False: 4.4}, 384  # compiled or not
 # Launches of an update: norm, clip (two) and the fused optimizer, each on so many tensors at a time.
 _UPDATE_OPERATIONS, _TENSORS_AT_ONCE = 4, 36
 _NARROW, _WIDE = 2, 4  # bytes per number: bf16; residual stream, weights and gradients

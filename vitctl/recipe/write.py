@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from vitctl.errors import RecipeError
-from vitctl.recipe.load import RESOLVED, Loaded, every_key
+from vitctl.recipe.load import RESOLVED, Loaded, every_key, recipe_names
 from vitctl.recipe.schema import JOBS, Recipe
 from vitctl.recipe.sections import UNSET
 from vitctl.recipe.synonyms import synonym
@@ -131,7 +131,8 @@ def explain(key: str) -> list[str]:
         keys = dict.fromkeys(place.partition("=")[0] for place in row.places)
         return [said, *(line for name in keys if name in known for line in _entries(name))]
     near = ends or one_edit_away(key, known)
-    then = did_you_mean(near) if near else "`vitctl recipes show smoke` lists the keys of a recipe"
+    name = key if key in recipe_names() else "smoke"
+    then = did_you_mean(near) if near else f"`vitctl recipes show {name}` lists the keys of a recipe"
     raise RecipeError(f"no recipe has a key '{key}'", fix=then)
 
 

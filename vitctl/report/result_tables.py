@@ -212,19 +212,23 @@ def result_tables(job: str, metrics: Mapping[str, Any], provenance: Mapping[str,
         rows = [(name, share(error)) for name, error in metrics["corruption_errors"].items()]
         rows += [("mCE, relative to AlexNet", share(metrics["mce"]))] if "mce" in metrics else []
         made.append(table("Error by corruption", ("corruption", "error"), rows))
-    if isinstance(metrics.get("sweep"), Mapping):
-        chosen = _number(provenance.get("lr"))
-        images = (provenance.get("sweep") or {}).get("split", "a part of the training images")
-        what, shown = (
-            ("loss", number) if metrics.get("metric") == "loss" else (number_of(job, metrics)[0], share)
-        )
-        rates = [(rate, shown(v), "chosen" * (float(rate) == chosen)) for rate, v in metrics["sweep"].items()]
-        header = ("lr", f"{what} on {images}", "")
-        made.append(table("Learning rates tried", header, rates))
+    made += rates_tried(job, metrics, provenance)
     if isinstance(metrics.get("by_seed"), Mapping):
         seeds = [(seed, share(value.get("accuracy"))) for seed, value in metrics["by_seed"].items()]
         made.append(table("Accuracy of each seed", ("seed", "accuracy"), seeds))
     return made
+
+
+def rates_tried(job: str, metrics: Mapping[str, Any], provenance: Mapping[str, Any]) -> list[Block]:
+    """Return the table of the learning rates that a fine-tuning chose among, if it did."""
+    if not isinstance(metrics.get("sweep"), Mapping):
+        return []
+    chosen = _number(provenance.get("lr"))
+    images = (provenance.get("sweep") or {}).get("split", "a part of the training images")
+    what, shown = ("loss", number) if metrics.get("metric") == "loss" else (number_of(job, metrics)[0], share)
+    rates = [(rate, shown(v), "chosen" * (float(rate) == chosen)) for rate, v in metrics["sweep"].items()]
+    header = ("lr", f"{what} on {images}", "")
+    return [table("Learning rates tried", header, rates)]
 
 
 def _label_table(metrics: Mapping[str, Any]) -> Block | None:

@@ -28,6 +28,7 @@ from vitctl.recipe.load import Loaded, Override, load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sweep import Sweep, SweepCell
 from vitctl.report.charts import Unit, number_text, points
+from vitctl.report.result_tables import rates_tried
 from vitctl.report.sweep_table import Outcome, draw_sweep, groups, shared_words
 from vitctl.system.figures import NOT_INSTALLED, can_plot
 from vitctl.system.files import parsing
@@ -49,7 +50,7 @@ def show_list(lines: Sequence[RunLine], root: Path) -> None:
             line.recipe or "-",
             line.state,
             _steps(line),
-            _metric(line),
+            "test " * line.what.startswith("test ") + _metric(line),
             _ago(line.when),
             bytes_text(line.num_bytes),
         )
@@ -78,10 +79,11 @@ def show_converted(converted: Sequence[Converted]) -> None:
 def show_run(folder: Path) -> None:
     """Print one run: key facts, curves of loss and accuracy, and the last warnings."""
     line, records = _read(folder), read_own_records(folder)
+    name = line.what or ("loss so far" if line.loss is not None else "accuracy")
     facts = [
         ("recipe", f"{line.recipe or 'unknown'} ({line.job})"),
         ("state", line.state + (f", step {_steps(line)}" if line.step else "")),
-        (line.what or ("loss so far" if line.loss is not None else "accuracy"), _metric(line)),
+        *({name: _metric(line)} | {**line.chose}).items(),
         ("last update", time.strftime("%Y-%m-%d %H:%M", time.localtime(line.when))),
         ("size on disk", bytes_text(line.num_bytes)),
     ]
@@ -101,6 +103,9 @@ def show_run(folder: Path) -> None:
     for text in warnings[-_LAST_WARNINGS:]:
         say(f"warning: {text}")
     result = read_result(folder)
+    for table in rates_tried(line.job, result.metrics, result.provenance) if result else ():
+        rates = (f"{rate} {score}{' (chosen)' * bool(note)}" for rate, score, note in table["rows"])
+        say(f"learning rates tried, {table['header'][1]}: {', '.join(rates)}")
     if result is not None and result.error:
         say(f"failed: {result.error}")
     say(f"HTML report: vitctl report {folder}")

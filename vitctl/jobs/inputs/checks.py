@@ -804,34 +804,25 @@ def _check_best(recipe: Pretrain | Finetune) -> None:
     """Check that a best checkpoint can be found, is kept, and is probed if there are few-shot probes."""
     every, saved = recipe.evaluation.every_steps, recipe.checkpoint.every_steps
     probed = recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0
-    is_scored = every and recipe.data.eval_split and not recipe.data.synthetic
-    selects, both = recipe.evaluation.select_best, "set both to one number"
+    selects, scored = recipe.evaluation.select_best, recipe.data.eval_split
+    often = every or min(saved or 100, -(-recipe.schedule.total_steps // 10) or 100)
+    lacking = {
+        "data.train_split='train[:90%]'": not scored,
+        "data.eval_split='train[90%:]'": not scored,
+        f"evaluation.every_steps={often}": not every,
+        "checkpoint.keep_best=1": not recipe.checkpoint.keep_best,
+        f"checkpoint.every_steps={often}": selects and (not saved or often % saved),
+        f"fewshot_probe.every_steps={often}": selects and probed and often % probed,
+    }
+    fix = " ".join(f"--set {one}" for one, lacks in lacking.items() if lacks)
+    needs = "needs scores, a checkpoint at each" + ", few-shot probes there" * bool(probed)
+    key, why = (
+        ("evaluation.select_best", f"{needs}, and the best one kept")
+        if selects
+        else ("checkpoint.keep_best", "there are no scores to find the best by")
+    )
     refuse(
         RecipeError,
-        (
-            recipe.checkpoint.keep_best and not is_scored,
-            "checkpoint.keep_best",
-            "there are no scores to find the best by",
-            "set evaluation.every_steps and data.eval_split",
-        ),
-        (
-            selects and not recipe.checkpoint.keep_best,
-            "evaluation.select_best",
-            "the best checkpoint is not kept",
-            "set checkpoint.keep_best = 1, and evaluation.every_steps",
-        ),
-        (
-            selects and (not saved or every % saved),
-            "evaluation.select_best",
-            f"needs a checkpoint at every score, and evaluation.every_steps = {every} is no multiple of "
-            f"checkpoint.every_steps = {saved}",
-            both,
-        ),
-        (
-            selects and probed and every % probed,
-            "evaluation.select_best",
-            f"reports the few-shot probe of the best checkpoint, and evaluation.every_steps = {every} is no "
-            f"multiple of fewshot_probe.every_steps = {probed}",
-            both,
-        ),
+        (recipe.data.synthetic, key, "synthetic images are not scored", "leave it out"),
+        (fix, key, why, f"add {fix}"),
     )
