@@ -92,7 +92,8 @@ OTHER_PROGRAMS = {
     "--requeue": "sbatch",
     "--pty": "srun",
 }
-LIBRARIES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HF_HUB_OFFLINE"}  # variables that they read
+# Variables that they read.
+LIBRARIES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HF_HUB_OFFLINE", "TORCHINDUCTOR_CACHE_DIR"}
 _KEY = re.compile(rf"(?<![\w/.{{-])(?:{SECTIONS})\.[a-z_0-9]+(?![\w/(])")
 _VALUE = re.compile(rf"((?:{SECTIONS})\.[a-z_0-9]+)(?: = |=| to (?=['\d]))('[^']*'|\[[^\]]*\]|[\w.+-]+)")
 _COMMAND = re.compile(

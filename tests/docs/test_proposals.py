@@ -37,10 +37,6 @@ def broken_photo(here: Path) -> None:
     (here / "PHOTOS" / "cat" / "broken.jpg").write_bytes(photo("cat", 0)[:300])
 
 
-def without_index(here: Path) -> None:
-    (here / "data" / "mine" / "test" / "index.json").unlink()
-
-
 def only_test(here: Path) -> None:
     shutil.rmtree(here / "data" / "mine" / "train")
 
@@ -52,7 +48,6 @@ SMOKE = "pretrain --recipe smoke --data data/mine --dry-run"
 CASES: list[tuple[Make, str, str, str, str]] = [  # the proposal begins after, ends before, and is typed after
     (nothing, f"resume RUN --set optimizer.lr=0.5 {LONGER}", "with: vitctl ", "", ""),
     (empty_class, "data shards PHOTOS out", "or type: vitctl ", "", ""),
-    (without_index, "data check data/mine/test", "have with `vitctl ", "`", ""),
     (only_test, FINETUNE, "a part of it: ", "", f"{FINETUNE} "),
     (nothing, f"{SMOKE} --log-every-steps 2", "did you mean ", "?", f"{SMOKE} "),
     (nothing, f"resume RUN {LONGER}", "with: vitctl ", "", ""),

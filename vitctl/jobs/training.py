@@ -429,10 +429,9 @@ def train(
     meta = images.meta(recipe.loss.name) | stated(images.colours) | dict(stored)
     look = ImagePass(run, recipe, images.pre_processing, images.colours, whole_batches=lanes)
     loss = recipe.loss.name if recipe.evaluation.metric == "loss" else ""
-    score, test = (
-        partial(look.through, evaluate_model, "scoring", source=source, loss=loss) if source else None
-        for source in (images.scored, images.tested)
-    )
+    scored_on = partial(partial, look.through, evaluate_model, "scoring", loss=loss)
+    score = scored_on(source=images.scored) if images.scored else None
+    test = scored_on(source=images.tested) if images.tested else None
     if runtime.device.type == "cuda" and not is_exact:
         text = "machine.deterministic = false: faster, and a resume or a repetition has other last digits"
         run.journal.say("warning", text)

@@ -139,8 +139,9 @@ class DropPath(nn.Module):
         # A tensor, because each float value would be compiled anew. Not a buffer: DDP would send it, and
         # `to` would change its type.
         self.rate = torch.tensor(rate, dtype=torch.float64, device="cpu")
-        types = torch.float64, torch.float32, torch.bfloat16
-        self.factor = {dtype: (1 / (1 - self.rate)).to(dtype) for dtype in types}
+        factor = 1 / (1 - self.rate)
+        self.factor = {factor.dtype: factor}
+        self.factor |= {torch.float32: factor.float(), torch.bfloat16: factor.bfloat16()}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move the numbers to the device too: compiled code that takes a CPU's cannot be a CUDA graph."""

@@ -274,6 +274,8 @@ def _expand_braces(text: str) -> Iterable[str]:
 
 def _fields(columns: str) -> Fields:
     """Return what --columns names in samples: members by extension, fields of their JSON by name."""
+    if not columns:
+        return Fields()
     members = dict(part.strip().split("=", 1) for part in columns.split(",") if "=" in part)
     if unknown := [name for name in members if name not in ("image", "label")]:
         text = f"samples in shards have an image and a label, and no {unknown[0]}"

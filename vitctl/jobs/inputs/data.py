@@ -580,7 +580,9 @@ def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
             trained, chosen_by = open_training_images(recipe.data.model_copy(update=splits), run_dir)
             assert chosen_by is not None
             tried = trained, chosen_by
-        return Inputs(train, scored, _open_tested(recipe, train, scored, run_dir), probed, tried)
+        tests = recipe.data.test_split and recipe.needs_labels
+        tested = _open_tested(recipe, train, scored, run_dir) if tests else None
+        return Inputs(train, scored, tested, probed, tried)
     if isinstance(recipe, FrozenRecipe):
         sets = open_sets(recipe.data, recipe.classifier.most_shots, recipe.classifier.with_fewer, run_dir)
         for one in sets:
@@ -596,10 +598,8 @@ def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
 def _open_tested(
     recipe: Pretrain | Finetune, train: Source, scored: Source | None, run_dir: Path
 ) -> Source | None:
-    """Open data.test_split; None if the recipe names none. Raises DataError if its images are used before."""
+    """Open data.test_split. Raises DataError if its images are used before."""
     split = recipe.data.test_split
-    if not split or not recipe.needs_labels:
-        return None
     _, tested = open_training_images(recipe.data.model_copy(update={"eval_split": split}), run_dir)
     for source, does in ((train, "trained on"), (scored, f"in '{recipe.data.eval_split}', which chooses")):
         if tested and source and (count := shared_samples(source, tested)):

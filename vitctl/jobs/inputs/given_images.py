@@ -48,10 +48,12 @@ class _File(NamedTuple):
 
 def place_of(recipe: Evaluate, inputs: Sequence[str]) -> Place:
     """Return how images are read: as the run of the weights read them, if it was trained on the first."""
-    tried = [inputs[0], inputs[0].rpartition(":")[0]] if inputs else []
-    of_run = (columns_of(recipe.weights.source, one) for one in tried if one)
-    known = recipe.data.columns or next(filter(None, of_run), "")
-    return recipe.data.model_copy(update={"columns": known})
+    first = Path(inputs[0] if inputs else "")
+    first = first if first.exists() else Path(str(first).rpartition(":")[0])
+    is_data = first != Path() and (first.is_dir() or first.suffix == ".tar")
+    if recipe.data.columns or not is_data:
+        return recipe.data
+    return recipe.data.model_copy(update={"columns": columns_of(recipe.weights.source, str(first))})
 
 
 def find_images(
