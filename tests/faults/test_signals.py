@@ -142,7 +142,7 @@ def without_signal(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
-    "start-up, data": ((pretrain, "sampling_notes", 1), TERM),
+    "start-up, data": ((pretrain, "training_notes", 1), TERM),
     "start-up, model": ((pretrain, "build", 1), INT),
     "start-up, folder": ((agreement, "newest_checkpoint", 1), USR1),
     "compile": ((update.TrainStep, "warm_up", 1), USR1),
