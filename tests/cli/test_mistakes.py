@@ -184,5 +184,6 @@ def test_mistake__its_proposal_works(
     wrong = next((word for word in words if f"no such option {word};" in said), "--set")
     kept = words[: words.index(wrong) if wrong in words else 1]
     start = [] if "--from" in kept else ["--from", "run", "--dry-run"]
-    code, said = answer(" ".join([*kept, *start, proposal]), monkeypatch, capsys)
+    small = [] if "batch" in proposal else ["--batch-size", "2"]  # there are a few images
+    code, said = answer(" ".join([*kept, *start, *small, proposal]), monkeypatch, capsys)
     assert code == 0, said
