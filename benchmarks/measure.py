@@ -577,5 +577,5 @@ def machine_text(name: str, found: Mapping[str, Any]) -> str:
         f"{own['processor']}, {own['cores']} cores, {own['device']}, load {load}, "
         f"{own['cores_busy_with_other_work']} cores busy with other work, OMP_NUM_THREADS {own['threads']}; "
         f"{versions}. Limits in the same run: {limits}. All numbers: "
-        f"[results/{name}.json](results/{name}.json)"
+        f"[{name}.json]({name}.json)"
     )

@@ -4,8 +4,8 @@ datasets=/tmp/venv/bin/python ...`.
 Every loader reads the same images on the same schedule: three epochs of 20 global batches, its state saved
 every 8 steps, every process killed (SIGKILL) after step 30, the run gone on with from the last state, to the
 end. On one process, on two, and from the state of two on one and on three. What the run that went on has read
-is compared, by key, with the run of the same loader that was never stopped. benchmarks/README.md has the
-results, and says how each loader is used and by which page of its documentation.
+is compared, by key, with the run of the same loader that was never stopped. The results, and how each loader
+is used by which page of its documentation, are in benchmarks/results/resume_conformance.md.
 """
 
 import argparse

@@ -1,21 +1,19 @@
-"""The table in benchmarks/README.md is what the scripts wrote."""
+"""The tables in benchmarks/README.md and results/figures.md are what the scripts wrote."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.benchmarks.conftest import script
 
-README = Path(__file__).resolve().parents[2] / "benchmarks" / "README.md"
 
-
-def test_table__is_that_of_the_results() -> None:
+def test_tables__are_those_of_the_results() -> None:
     table = script("table")
-    text = README.read_text()
-    assert text.count(table.BEGIN) == text.count(table.END) == 1
-    assert text.partition(table.BEGIN)[2].partition(table.END)[0].strip() == table.table()
+    for page, rows in ((table.README, table.summary()), (table.FIGURES, table.table())):
+        text = page.read_text()
+        assert text.count(table.BEGIN) == text.count(table.END) == 1
+        assert text.partition(table.BEGIN)[2].partition(table.END)[0].strip() == rows
 
 
 @pytest.mark.parametrize(("goal", "words"), [(1.4, "1.40 **missed**"), (1.2, "1.20 reached"), (None, "-")])

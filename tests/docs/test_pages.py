@@ -93,7 +93,7 @@ def test_pictures__are_shown_on_a_page_and_small() -> None:
 def test_speed__says_where_the_rule_takes_plain_products() -> None:
     said = " ".join(PAGES["docs/speed.md"].split())
     assert [*kernels._PLAIN_UP_TO] == [("cpu", torch.bfloat16)]
-    assert f"on a CPU in bf16 up to {kernels._PLAIN_UP_TO['cpu', torch.bfloat16]:,} tokens" in said
+    assert f"| CPU, bf16 | `math` up to {kernels._PLAIN_UP_TO['cpu', torch.bfloat16]:,} tokens" in said
 
 
 def test_clusters__lists_the_keys_of_a_slurm_job() -> None:

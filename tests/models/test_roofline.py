@@ -354,7 +354,7 @@ def test_docs__ranges_are_those_of_the_table() -> None:
     )
     ranges = {name: (float(low), float(high)) for name, low, high in found}
     (trained,) = [ends for name, ends in ranges.items() if name.startswith("train")]
-    said = " ".join((ROOT / "docs" / "speed.md").read_text().split())
+    said = " ".join((ROOT / "benchmarks" / "results" / "roofline_limits.md").read_text().split())
     for words, kind in (("Compiled forward passes come out", True), ("uncompiled ones", False)):
         ends = [
             one for name, one in ranges.items() if name.startswith("infer") and ("dynamo" in name) == kind

@@ -298,7 +298,7 @@ def gpu_settings(machine: TrainMachine) -> dict[str, Any]:
 VERSIONS = ("vitctl", "torch", "accelerate", "numpy", "pillow", "simplejpeg")
 
 
-def computed(runtime: Runtime, attention: AttentionKernel) -> dict[str, Any]:
+def computed(runtime: Runtime, attention: AttentionKernel, *, compiled: bool = False) -> dict[str, Any]:
     """Return how a job computes: precision, device, threads, processes, kernel, versions."""
     is_cuda = runtime.device.type == "cuda"
     own: dict[str, Any] = {
@@ -308,6 +308,7 @@ def computed(runtime: Runtime, attention: AttentionKernel) -> dict[str, Any]:
         "hardware": processor(runtime.device),
         "processes": runtime.num_processes,
         "attention": attention,
+        **({"compiled": True} if compiled else {}),
     }
     if is_cuda and runtime.precision in ("float32", "tf32"):
         own["tf32"] = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32

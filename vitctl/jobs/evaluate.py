@@ -74,6 +74,7 @@ from vitctl.jobs.training import (
     weights_scored,
 )
 from vitctl.models.build import Model
+from vitctl.models.kernels import is_compiled
 from vitctl.models.variants import unseen_pixels
 from vitctl.models.weights.meta import (
     Activation,
@@ -401,7 +402,7 @@ def evaluate(
         metrics=metrics[first] | {name: metrics[name] for name in others},
         provenance={
             **weights_scored(found),
-            **computed(runtime, kernel),
+            **computed(runtime, kernel, compiled=is_compiled(model)),
             **data_used(source, recipe.data.eval_split),
             **WHOLE,
             "labels": first,

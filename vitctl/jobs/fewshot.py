@@ -33,7 +33,7 @@ from vitctl.jobs.training import (
     weights_used,
 )
 from vitctl.models.build import Model, build
-from vitctl.models.kernels import attention_of
+from vitctl.models.kernels import attention_of, is_compiled
 from vitctl.models.variants import unseen_pixels, with_blocks
 from vitctl.models.weights.meta import HALF
 from vitctl.models.weights.weights_file import weights_digest
@@ -142,7 +142,7 @@ class Frozen:
         sets = self.sets
         data = sets[0].used if len(sets) == 1 else {"tasks": {one.name: one.used for one in sets}}
         weights = weights_used(self.found, self.weights)
-        how = computed(self.run.runtime, attention_of(self.model))
+        how = computed(self.run.runtime, attention_of(self.model), compiled=is_compiled(self.model))
         return weights | how | data | shown(self.transform)
 
 
