@@ -1,13 +1,18 @@
 """Every command of README.md and docs/ is run on a small folder, planned with --dry-run, or parsed."""
 
+import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import timm
+from safetensors.torch import save_file
 
 from tests.cli.conftest import Vitctl
-from tests.docs.conftest import PAGES, commands, find_command, write_photos
+from tests.docs.conftest import PAGES, commands, find_command, photo, write_photos
 from tests.matrix import few
 
 # Cannot run in a test: what the words begin with or hold -> why. They are parsed.
@@ -23,6 +28,7 @@ PARSED = {
     r"vtab ": "trains for hours",
     r"evaluate --dataset imagenet": "needs ImageNet",
     r"fewshot --shots (5$|1,)": "needs ImageNet",
+    r".*(augreg_b32_pets|dinov2_s14_reg|runs/photos --to onnx|model/model.onnx)": "see test_foundation",
     r"resume .*--allow": "trains for hours",
     r"evaluate --from weights.bin": "needs weights of B/16",
     r".*,submit$": "needs Slurm",
@@ -92,3 +98,25 @@ def test_commands__run_one_after_the_other(page: str, home: Path, vitctl: Vitctl
         said = vitctl(*words, *shorter, *["--dry-run"] * bool(plan))
         assert said.code == 0, f"{line}\n{said.out}\n{said.err}"
     assert [name for name in WRITES.get(page, ()) if not (home / name).exists()] == []
+
+
+@pytest.mark.slow
+def test_foundation__its_page_holds_for_a_small_backbone(tmp_path: Path, vitctl: Vitctl) -> None:
+    net = timm.create_model("vit_tiny_patch16_224", num_classes=0)
+    facts = {key: net.pretrained_cfg[key] for key in ("mean", "std", "input_size")}
+    backbone = tmp_path / "weights"
+    backbone.mkdir()
+    save_file(net.state_dict(), backbone / "model.safetensors")
+    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 0, "pretrained_cfg": facts}
+    (backbone / "config.json").write_text(json.dumps(config))
+    write_photos(tmp_path / "photos", ("cat", "dog"), 5)
+    (tmp_path / "photo.jpg").write_bytes(photo("cat", 1, 300))
+    for words in commands("docs/foundation-to-onnx.md"):
+        line = [str(backbone) if word == "dinov2_s14_reg" else word for word in words]
+        said = vitctl(*line, *(["--steps", "2", "--batch-size", "2"] if words[0] == "finetune" else []))
+        assert said.code == 0, f"{' '.join(line)}\n{said.out}\n{said.err}"
+    shown = subprocess.run(
+        [sys.executable, "backbone/model.py", "photo.jpg"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert shown.returncode == 0 and len(shown.stdout.split()) == net.num_features
+    assert vitctl("evaluate", "--from", str(backbone), "--data", "photos").code == 2
