@@ -93,7 +93,11 @@ OTHER_PROGRAMS = {
     "--pty": "srun",
 }
 # Variables that they read.
-LIBRARIES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HF_HUB_OFFLINE", "TORCHINDUCTOR_CACHE_DIR"}
+LIBRARIES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HF_HUB_OFFLINE", "TORCHINDUCTOR_CACHE_DIR"} | {
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"),
+    *("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CONNECTION_STRING"),
+    "GOOGLE_APPLICATION_CREDENTIALS",
+}
 _KEY = re.compile(rf"(?<![\w/.{{-])(?:{SECTIONS})\.[a-z_0-9]+(?![\w/(])")
 _VALUE = re.compile(rf"((?:{SECTIONS})\.[a-z_0-9]+)(?: = |=| to (?=['\d]))('[^']*'|\[[^\]]*\]|[\w.+-]+)")
 _COMMAND = re.compile(

@@ -346,7 +346,7 @@ class _Command:
         self.key_of = {row.option: row.key for row in FLAGS if row.option in self.parameters}
         takes_keys = any(parameter.name == "set_" for parameter in parameters)
         self.keys = _known_keys(context) if takes_keys else []
-        self.resumes = any(parameter.name == "allow" for parameter in parameters)
+        self.resumes = context.command.name == "resume"
         self.words = {key.rpartition(".")[2]: key for key in reversed(self.keys)}
         self.words |= {flag[2:].replace("-", "_"): flag for flag in self.parameters}
 

@@ -363,14 +363,16 @@ def index(
     from vitctl.data.source.stores import ShardSource
     from vitctl.data.source.views import class_zero_note, unlabelled_note
     from vitctl.errors import DataError, writing
+    from vitctl.system.remote import STORES, list_store
 
     ignore_output_errors()
     names = [name for text in shards for name in ([text] if Path(text).exists() else expand(text))]
-    places = [
-        place
-        for name in names
-        for place in (sorted(map(str, tars(Path(name), "*.tar"))) if Path(name).is_dir() else [name])
-    ]
+    places = list[str]()
+    for name in names:
+        if name.partition("://")[0] in STORES and ("*" in name or not name.endswith(".tar")):
+            places += list_store(name)
+        else:
+            places += sorted(map(str, tars(Path(name), "*.tar"))) if Path(name).is_dir() else [name]
     if not places:
         raise DataError(shards[0], "no .tar files here", "give the shards or the folder that holds them")
     with writing(out or Path(places[0]).parent), progress_bar("indexing shards") as progress:

@@ -611,6 +611,16 @@ Restarts = Annotated[
         rich_help_panel=MACHINE,
     ),
 ]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        help="Accept a change since the start of the run: a recipe key, data, weights or computation; "
+        "repeatable",
+        autocompletion=completion.bare_keys,
+        rich_help_panel=MACHINE,
+    ),
+]
 Device = Annotated[
     str | None,
     typer.Option(
@@ -635,6 +645,7 @@ class RunOptions(TypedDict, total=False):
     k8s: K8s
     nodes: Nodes
     restarts: Restarts
+    allow: Allow
     device: Device
 
 

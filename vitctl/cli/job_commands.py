@@ -10,6 +10,7 @@ import typer
 from vitctl.cli import completion
 from vitctl.cli.flags import (
     All,
+    Allow,
     DryRun,
     Flags,
     K8s,
@@ -100,15 +101,7 @@ def resume(
     ],
     flags: Flags,
     set_: Set = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow",
-            help="Accept a change since the start of the run: a recipe key, data, weights or computation; "
-            "repeatable",
-            autocompletion=completion.bare_keys,
-        ),
-    ] = None,
+    allow: Allow = None,
     slurm: Slurm = None,
     k8s: K8s = None,
     nodes: Nodes = None,

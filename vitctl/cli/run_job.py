@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitctl.cli.flags import overrides_of
-from vitctl.engine.journal import RECIPE
+from vitctl.engine.journal import CHECKPOINTS, RECIPE
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
@@ -31,6 +31,7 @@ def run_job(
     k8s: str | None = None,
     nodes: str | None = None,
     restarts: int = 0,
+    allow: Sequence[str] | None = None,
     device: str | None = None,
 ) -> None:
     """Resolve the recipe, then run it, print its plan, or write its job. Exits with the command's exit code.
@@ -83,7 +84,7 @@ def run_job(
 
     with patient(patience(loaded.recipe)):
         fetch_weights_of(loaded)
-        run_loaded(loaded, run_dir, member, config, batch)
+        run_loaded(loaded, run_dir, member, config, batch, allow or ())
 
 
 def check_out(out: Path, what: str = "a run") -> None:
@@ -194,9 +195,13 @@ def run_loaded(
     with Screen(run_dir) as screen:
         result = launch(run_dir, screen.report, config, prepared)
     if result["status"] == "stopped":
-        reason = result.get("error") or (
-            f"stopped; {KEPT[result['job']]}" if result["job"] in KEPT else f"stopped and saved in {run_dir}"
+        saved = any(run_dir.glob(f"**/{CHECKPOINTS}/step_*"))
+        how = (
+            f"stopped and saved in {run_dir}"
+            if saved
+            else f"stopped in {run_dir}, before the first checkpoint"
         )
+        reason = result.get("error") or (f"stopped; {KEPT[job]}" if (job := result["job"]) in KEPT else how)
         resumable = (run_dir / RECIPE).exists()
         text = f"{reason}; resume with: vitctl resume {typed(run_dir)}" if resumable else "vitctl: stopped"
         print(text, file=sys.stderr)

@@ -32,7 +32,7 @@ _SPLIT = re.compile(r":[a-z][^:]*(?:\[.*)?$", re.I)  # after a host without a pa
 _NAME = re.compile(r"[\w.-]+")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+:/)", re.I)  # pathlib merges two slashes
 _HALF = re.compile(
-    r"(?:hf:(?![\w.-]+/[\w./-]+$)|(?:s3|gs|https?|pipe):)(?!//)"
+    r"(?:hf:(?![\w.-]+/[\w./-]+$)|(?:s3|gs|az|https?|pipe):)(?!//)"
 )  # its query is not known to be one, and would be printed
 
 

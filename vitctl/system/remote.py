@@ -1,4 +1,4 @@
-"""Remote files over https://, hf://, s3:// and gs://: concurrent byte ranges, and one retry loop for all.
+"""Remote files by https, hf, s3, gs and az: concurrent byte ranges, and one retry loop for all.
 
 The requests of a process run in fsspec's event loop, which is created anew after a fork. aiohttp handles
 https and hf, fsspec's file systems handle the other schemes. Time and size of a response are limited from its
@@ -16,7 +16,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import IO, Any, TypeVar
@@ -41,13 +41,28 @@ LEAST_ATTEMPTS = 3
 _SLOT = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _RECOVERED_BYTES = 2**20  # received in one response: the server works again
 TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
-_PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
+_BUSY = {429, 503}
+STORES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}  # scheme -> package
+_KEYS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the file of a key",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING",
+}
+# Part of an error's class, code or text that no retry cures -> what to set; "": the keys.
+_MISTAKES = {
+    "Invalid endpoint": "set AWS_ENDPOINT_URL to https://HOST",
+    "Profile": "set AWS_PROFILE to one that ~/.aws/config has",
+    "Region|PermanentRedirect|Malformed|IllegalLocation|^301$": "set AWS_DEFAULT_REGION to the bucket's",
+    "TimeTooSkewed": "set the clock of this machine",
+    "Credential|AccessKeyId|Signature|Token|AccessDenied|Authenticat|RefreshError|^40[013]$": "",
+    "unable to connect to account": "",
+}
 _ONE_ATTEMPT = {"s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}}}}  # of botocore
 _HUB_ADDRESS = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
 _ETAG = re.compile(r'"[!-~]{0,500}"')  # a weak one does not identify bytes
 _SPAN = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
 _MAX_REDIRECTS, _MAX_DIGITS = 5, 18
-_ANSWERED: set[str] = set()  # hosts
+_ANSWERED: set[str] = set()  # hosts, and buckets
 PATIENCE: list[float] = []  # seconds; the last is the current run's
 _DOWN: dict[str, tuple[float, float]] = {}  # host -> start of its outage, and time of the last failure
 _OLD_SECONDS = 120.0  # after which a failure belongs to another outage
@@ -74,12 +89,14 @@ class TransientError(Exception):
     """A failure that a retry may cure.
 
     `pause_seconds` comes from Retry-After. `is_unknown`: the host has no address, so it is mistyped if it
-    never answered.
+    never answered. `is_busy`: the server asks for fewer requests, of all processes of this node.
     """
 
-    def __init__(self, text: str, pause_seconds: float = 0.0, *, is_unknown: bool = False) -> None:
+    def __init__(
+        self, text: str, pause_seconds: float = 0.0, *, is_unknown: bool = False, is_busy: bool = False
+    ) -> None:
         super().__init__(text)
-        self.pause_seconds, self.is_unknown = pause_seconds, is_unknown
+        self.pause_seconds, self.is_unknown, self.is_busy = pause_seconds, is_unknown, is_busy
 
 
 @dataclass
@@ -129,8 +146,8 @@ def is_remote(location: str) -> bool:
 
 
 def check_address(url: str) -> str:
-    """Return the text of an address: https, hf, s3, gs, or http on this machine; else raise DataError."""
-    return check(url, DataError, ("hf", *_PACKAGES))
+    """Return the text of an address: https, hf, s3, gs, az, or http on this machine; else raise DataError."""
+    return check(url, DataError, ("hf", *STORES))
 
 
 def hub_address(repository: str, path: str, revision: str = "main") -> str:
@@ -290,8 +307,9 @@ async def _complete(
     failures = 0
     while True:
         received = span.done
+        await asyncio.sleep(_paused(span.url))
         try:
-            opened = _from_fsspec if urlsplit(span.url).scheme in _PACKAGES else _from_web
+            opened = _from_fsspec if urlsplit(span.url).scheme in STORES else _from_web
             async with opened(session, span) as (whole, first, chunks):
                 if failures:
                     await slot.enter_async_context(_slot([span]))
@@ -316,10 +334,25 @@ async def _complete(
             failures += 1
             await slot.aclose()  # an exit stack can be reused
             since = time.monotonic() if since is None else since
-            await asyncio.sleep(_pause(span.url, error, failures, since, patience))
+            pause = _pause(span.url, error, failures, since, patience)
+            if error.is_busy and failures > 1:  # a single one may be chance
+                _paused(span.url, pause)
+            await asyncio.sleep(pause)
         except DataError:
             _is_up(span.url)
             raise
+
+
+def _paused(url: str, seconds: float = 0.0) -> float:
+    """Return the seconds for which no process of this node should ask a host; `seconds` sets them."""
+    name = f"{socket.gethostname()}-{urlsplit(url).netloc.replace(':', '_')}.busy"
+    file = cache_folder() / "connections" / name
+    with suppress(OSError):
+        if seconds:
+            file.touch()
+            os.utime(file, (time.time() + seconds,) * 2)
+        return min(max(0.0, file.stat().st_mtime - time.time()), _LONGEST_PAUSE_SECONDS)
+    return 0.0
 
 
 def _too_large(url: str, max_bytes: int) -> DataError:
@@ -383,7 +416,8 @@ def _pause(url: str, error: TransientError, failures: int, since: float, patienc
     longest = min(PAUSE_SECONDS * 2 ** min(failures - 1, 30), _LONGEST_PAUSE_SECONDS)
     pause: float = max(longest * random.uniform(0.5, 1.0), min(error.pause_seconds, _LONGEST_PAUSE_SECONDS))
     if failures >= LEAST_ATTEMPTS and left <= 0:
-        raise GaveUpError(url, f"{error}; gave up after {failures} attempts in {now - since:.0f} s")
+        gave_up = GaveUpError(url, f"{error}; gave up after {failures} attempts in {now - since:.0f} s")
+        raise gave_up.passing(not error.is_unknown or host in _ANSWERED)
     if is_new:
         began, until = (time.strftime("%H:%M:%S", time.localtime(time.time() + at - now))
                         for at in (since, since + patience))  # fmt: skip
@@ -394,38 +428,62 @@ def _pause(url: str, error: TransientError, failures: int, since: float, patienc
 Response = tuple[int | None, int, AsyncIterator[bytes]]
 
 
-@asynccontextmanager
-async def _from_fsspec(_session: Any, span: Span) -> AsyncIterator[Response]:
-    """Begin to fetch the rest of a range; yields file size, number of the first byte, and the chunks."""
-    scheme = urlsplit(span.url).scheme
+def _store(url: str) -> tuple[Any, str]:
+    """Return the file system of a store's address, and the path in it."""
+    scheme = urlsplit(url).scheme
     try:
         from fsspec.core import url_to_fs
 
-        files, path = url_to_fs(span.url, **_ONE_ATTEMPT.get(scheme, {}))  # cached in each process
-        files.retries = 1  # of s3fs: `_complete` is the only loop
+        files, path = url_to_fs(url, **_ONE_ATTEMPT.get(scheme, {}))  # cached in each process
+        files.retries = 1  # of s3fs: ours is the only loop
     except ImportError:
-        raise DataError(
-            span.url, f"{scheme}:// needs the package {_PACKAGES[scheme]}: pip install 'vitctl[{scheme}]'"
-        ) from None
+        package = f"the package {STORES[scheme]}: pip install 'vitctl[{scheme}]'"
+        raise DataError(url, f"{scheme}:// needs {package}") from None
+    except Exception as error:  # adlfs looks for keys here
+        raise _of_store(url, error) from None
+    return files, path
+
+
+def list_store(url: str) -> list[str]:
+    """Return the addresses of a folder's .tar files in a store, or of those that a pattern matches, sorted.
+
+    An empty object may be the mark of a folder, and is left out. Raises as `transfer`.
+    """
+    files, path = _store(check_address(url))
+    pattern = path if "*" in path else f"{path.rstrip('/')}/*.tar"
+
+    def attempt() -> dict[str, Any]:
+        try:
+            files.invalidate_cache()
+            return dict(files.glob(pattern, detail=True))
+        except Exception as error:
+            raise _of_store(url, error) from None
+
+    found = retried(url, attempt)
+    return sorted(f"{urlsplit(url).scheme}://{name}" for name, about in found.items() if about["size"])
+
+
+@asynccontextmanager
+async def _from_fsspec(_session: Any, span: Span) -> AsyncIterator[Response]:
+    """Begin to fetch the rest of a range; yields file size, number of the first byte, and the chunks."""
+    files, path = _store(span.url)
 
     async def call(name: str, **given: int) -> Any:
         try:
             if files.async_impl:
                 return await getattr(files, f"_{name}")(path, **given)
             return await asyncio.to_thread(getattr(files, name), path, **given)
-        except FileNotFoundError:
-            raise MissingError(span.url, "no such file on the server") from None
-        except PermissionError as error:
-            raise DataError(
-                span.url, f"access denied ({error}); credentials are read from the environment"
-            ) from None
-        except Exception as error:  # each file system has its own types, also for dropped connections
-            raise TransientError(error_text(error)) from None
+        except Exception as error:
+            raise _of_store(span.url, error) from None
 
     size = None
     if span.stop is None or not span.start:
         about = await call("info")
+        if about["type"] == "directory":
+            raise DataError(span.url, "is a folder", "name a file in it")
         size, span.etag = int(about["size"]), str(about.get("ETag", about.get("etag", "")))
+        span.headers = {"ETag": span.etag, "Content-Length": str(size)}
+        span.heard()
     first, end = span.start + span.done, span.stop or size or 0
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -438,6 +496,34 @@ async def _from_fsspec(_session: Any, span: Span) -> AsyncIterator[Response]:
                 return
 
     yield size, first, chunks()
+
+
+def _of_store(url: str, error: BaseException) -> Exception:
+    """Convert an error of fsspec's file systems: each has its own types, also for dropped connections.
+
+    A mistake of the user is a DataError. In a store that has answered, lost credentials may be an outage of
+    what renews them.
+    """
+    scheme, host = urlsplit(url)[:2]
+    if isinstance(error, FileNotFoundError):
+        return MissingError(url, "no such file or bucket on the server")
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
+    facts = [str(error), *(type(one).__name__ for one in chain)]
+    for one in chain:  # of botocore, adlfs, gcsfs
+        response = getattr(one, "response", None)
+        code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
+        facts += map(str, (code, getattr(one, "status_code", ""), getattr(one, "code", "")))
+    fixes = (fix for part, fix in _MISTAKES.items() for fact in facts if re.search(part, fact))
+    fix, text = next(fixes, None), error_text(error)
+    if isinstance(error, PermissionError) or (fix is not None and host not in _ANSWERED):
+        return DataError(url, text, fix or _KEYS[scheme])
+    if "EndpointConnectionError" in facts:
+        text += "; check AWS_ENDPOINT_URL, the network and the server"
+    is_unknown = any(isinstance(one, socket.gaierror) for one in chain)
+    is_busy = any(re.search("SlowDown|TooManyRequests|^(429|503)$", fact) for fact in facts)
+    return TransientError(text, is_unknown=is_unknown, is_busy=is_busy)
 
 
 def _session() -> Any:
@@ -522,7 +608,8 @@ def _check_status(response: Any, span: Span, url: str, is_asked: bool) -> None:
         raise MissingError(span.url, "no such file on the server")
     text = status_text(status, url)
     if status in TRANSIENT:
-        raise TransientError(text, float(parse_num_bytes(response.headers.get("Retry-After")) or 0))
+        seconds = float(parse_num_bytes(response.headers.get("Retry-After")) or 0)
+        raise TransientError(text, seconds, is_busy=status in _BUSY)
     raise DataError(span.url, text)
 
 

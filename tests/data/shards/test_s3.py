@@ -96,3 +96,18 @@ def test_s3__shards_are_indexed_and_one_that_changed_is_read_again(
     index = index_shards(urls, tmp_path / "index", class_names=local.class_names, workers=workers)
     assert np.array_equal(index.rows, local.rows)
     assert [shard.sha256 for shard in index.shards] == [shard.sha256 for shard in local.shards]
+
+
+def test_index__of_a_folder_and_of_a_pattern_passes_over_the_mark_of_a_folder(
+    bucket: str, make_split: Callable[..., Index], tmp_path: Path
+) -> None:
+    local = make_split(12)
+    store = s3fs.S3FileSystem()
+    store.pipe(f"{bucket}/set/", b"")
+    for path in local.folder.glob("*.tar"):
+        store.put(str(path), f"{bucket}/set/{path.name}")
+    shards = sorted(f"{bucket}/set/{path.name}" for path in local.folder.glob("*.tar"))
+    for place in (f"{bucket}/set", f"{bucket}/set/", f"{bucket}/set/*.tar"):
+        assert remote.list_store(place) == shards
+    assert remote.list_store(f"{bucket}/nothing") == []
+    assert index_shards(shards, tmp_path / "index").num_samples == 12

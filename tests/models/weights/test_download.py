@@ -239,7 +239,7 @@ def test_fetch__follows_few_redirects_and_only_to_https(server: Server, get: Get
 @pytest.mark.parametrize(
     "url", ["http://example.org/x", "http://127.0.0.1.example.org/x", "ftp://example.org/x",
             "file:///etc/passwd", "pipe:ls",
-            "https:///x", "x.npz", "hf://o/n", "s3://a/b"]
+            "https:///x", "x.npz", "hf://o/n", "s4://a/b"]
 )  # fmt: skip
 def test_fetch__refuses_what_is_not_https(tmp_path: Path, url: str) -> None:
     with pytest.raises(CheckpointError, match=r"use https|commands are never run|is not an address"):

@@ -254,7 +254,7 @@ def run_and_show(sweep: Sweep, cells: Sequence[SweepCell], folder: Path, metric:
     if failed:
         raise VitctlError(f"{len(failed)} of {len(cells)} runs failed; {failed[0].run}: {failed[0].error}")
     if any(outcome.status != "done" for outcome in outcomes):
-        print(f"stopped and saved; resume with the same command and --out {folder}", file=sys.stderr)
+        print(f"stopped; resume with the same command and --out {folder}", file=sys.stderr)
         raise typer.Exit(3)
     if test and any(outcome.value is not None for outcome in outcomes):
         _score_best(outcomes, folder, metric, test)

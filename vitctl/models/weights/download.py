@@ -1,4 +1,4 @@
-"""Weights by address: hf://, https://, gs:// and s3://, cached and checked."""
+"""Weights by address: https, hf, gs, s3 and az, cached and checked."""
 
 import base64
 import hashlib
@@ -18,6 +18,7 @@ from vitctl.system.address import check, with_query, without_queries
 from vitctl.system.files import cache_folder, flush, inside, locked, no_links, write_text
 from vitctl.system.remote import (
     HUB,
+    STORES,
     TRANSIENT,
     GaveUpError,
     MissingError,
@@ -55,7 +56,7 @@ def locate(source: str | Path, fetch: Fetch) -> Path:
     (text,) = without_queries(str(source), error=CheckpointError)
     if text.startswith("hf://"):
         return _from_hub(text, fetch)
-    if text.startswith("gs://"):
+    if text.startswith("gs://") and not os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
         text = f"https://storage.googleapis.com/{quote(text.removeprefix('gs://'))}"
     if "://" in text:
         return _with_parts(text, fetch(text), fetch)
@@ -132,22 +133,22 @@ def fetch(
     on Hugging Face are in the cache of huggingface_hub.
 
     Args:
-        url: an https address.
+        url: an address by https, or of a store (s3, gs, az), whose files are compared once a process.
         progress: called after every chunk.
         cache: folder of the cache; $VITCTL_CACHE or ~/.cache/vitctl by default.
 
     Raises CheckpointError: another scheme, no such file (NotOnServerError), a login is needed, a web page
     came instead of the file, or the connection kept failing.
     """
-    url = check(url, CheckpointError)
+    url = check(url, CheckpointError, tuple(STORES))
     if hub := _HUB_FILE.fullmatch(url):
         return _from_hub_cache(url, progress, *map(unquote, hub.groups()))
     target, asked = _place(cache or cache_folder(), url), with_query(url)
-    if target.exists() and asked in (url, _CHECKED.get(target)):
+    if target.exists() and _CHECKED.get(target, None if _may_change(url) else asked) == asked:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with locked(_beside(target, ".lock")):
-        if not target.exists() or asked != url:  # another process may have been faster
+        if not target.exists() or _may_change(url):  # another process may have been faster
             try:
                 _download(url, target, progress)
             except MissingError as error:
@@ -259,6 +260,7 @@ def _place(cache: Path, url: str) -> Path:
     address = urlsplit(url)
     parts = [unquote(part).replace("/", "_").replace("\0", "_") for part in address.path.split("/") if part]
     host = address.netloc.replace(":", "_").replace("\\", "_")
+    host = f"{address.scheme}_{host}" if address.scheme in STORES else host
     if not parts:
         raise CheckpointError(one_line(url), "names no file")
     return inside(cache, host, *parts, error=CheckpointError, where=url)
@@ -266,6 +268,11 @@ def _place(cache: Path, url: str) -> Path:
 
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
+
+
+def _may_change(url: str) -> bool:
+    """Return whether an address may name another file later: by its query, or in a store of one's own."""
+    return with_query(url) != url or urlsplit(url).scheme in STORES
 
 
 def _stamp(headers: Mapping[str, str]) -> str:
@@ -310,7 +317,7 @@ def _download(url: str, target: Path, progress: Progress) -> None:
     flush(part)
     version.unlink(missing_ok=True)
     os.replace(part, target)
-    if with_query(url) == url:
+    if not _may_change(url):
         stamp.unlink(missing_ok=True)
     else:
         write_text(stamp, _stamp(span.headers))
