@@ -88,6 +88,8 @@ OTHER_PROGRAMS = {
     "--upgrade": "pip",
     "--shm-size": "docker",
     "--kill-on-bad-exit": "srun",
+    "--cpus-per-task": "srun",
+    "--exclusive": "sbatch",
     "--wait": "srun",
     "--requeue": "sbatch",
     "--pty": "srun",

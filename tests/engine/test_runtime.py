@@ -1,7 +1,9 @@
 """Where and in what a process computes."""
 
+import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from vitctl.engine.runtime import (
     Runtime,
     alone,
     best_precision,
+    check_name,
     moment,
     seconds_between,
     seed_step,
@@ -210,3 +213,34 @@ def test_normaliser__gives_the_bits_of_its_equation(precision: str) -> None:
     wanted = (images.to(computation.dtype) / 255.0 - rows[0]) / rows[1]
     found = computation.normaliser(mean, std)(images)
     assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("env", "address", "what"),
+    [
+        ({}, "127.0.1.1", "is 127.0.1.1 here"),
+        ({}, "", "has no address"),
+        ({}, "10.0.0.7", ""),
+        ({"GLOO_SOCKET_IFNAME": "eth0"}, "127.0.1.1", ""),
+        ({"LOCAL_WORLD_SIZE": "4"}, "127.0.1.1", ""),  # one machine
+        ({"MASTER_ADDR": "127.0.0.1"}, "127.0.1.1", ""),  # as in tests
+    ],
+)
+def test_name__of_a_machine_that_others_would_look_for_on_themselves_is_refused(
+    env: dict[str, str], address: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Debian's /etc/hosts has it: every process would wait at its own address."""
+
+    def resolved(_: str) -> str:
+        if not address:
+            raise socket.gaierror("unknown")
+        return address
+
+    given = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "gpu01", **env}
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu02")
+    monkeypatch.setattr(socket, "gethostbyname", resolved)
+    with pytest.raises(LaunchError, match=f"gpu02: {what}.*GLOO_SOCKET_IFNAME") if what else nullcontext():
+        check_name()

@@ -21,6 +21,7 @@ from vitctl.launch.cluster import (
     NUM_PORTS,
     UNUSED_SIGNAL,
     Job,
+    _minutes,
     check_arrives,
     find_member,
     first_host,
@@ -29,6 +30,7 @@ from vitctl.launch.cluster import (
     tasks_per_node,
     without_settings,
 )
+from vitctl.launch.jobset import JobSet, jobset_manifest
 from vitctl.system.text import has_control
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "job.sbatch"
@@ -296,9 +298,12 @@ def test_leftovers__of_another_launcher_are_removed() -> None:
 
 def test_parse__reads_every_word() -> None:
     job = Job.parse(
-        "nodes=4,gpus=8,time=1-00:00:00,partition=long,account=a.b,qos=high,constraint=a100&ib,cpus=12,submit"
+        "nodes=4,gpus=8,time=1-00:00:00,partition=long,account=a.b,qos=high,constraint=a100&ib,cpus=12,submit,"
+        "mem=64G,exclusive,reservation=r,setup=my file.sh"
     )
-    assert job == Job(4, 8, 1, 12, True, "1-00:00:00", "long", "a.b", "high", "a100&ib")
+    named = {"partition": "long", "account": "a.b", "qos": "high", "constraint": "a100&ib", "mem": "64G"}
+    more = {"reservation": "r", "exclusive": True, "setup": "my file.sh", "submit": True}
+    assert job == Job(4, 8, 1, 12, time="1-00:00:00", **named, **more)  # type: ignore[arg-type]
     assert job.num_processes == 32
     assert Job.parse("tasks=2,time=30").num_processes == 2
 
@@ -315,11 +320,48 @@ def test_parse__reads_every_word() -> None:
         ("time=1:00:00,partition=x\n#SBATCH --uid=0", "is not a valid partition"),
         ("time=1:00:00,submit=yes", "'submit=yes' is unknown"),
         ("time=10,gpus=1,tasks=2", "tasks=2 with gpus=1: each GPU has one process"),
+        ("time=1:00:00,exclusive=yes", "'exclusive=yes' is unknown"),
+        ("time=1:00:00,mem=lots", "'mem=lots' is not a valid mem"),
+        ("time=3:00", "is 3 minutes, of which the last 5 are for saving; give at least 10"),
+        ("time=0:09:00", "is 9 minutes"),
+        ("time=9", "is 9 minutes"),
     ],
 )
 def test_parse__refuses(text: str, key: str) -> None:
     with pytest.raises(LaunchError, match=key):
         Job.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [("90", 90), ("90:30", 90.5), ("1:30:00", 90), ("2-1", 2940), ("2-1:30", 2970), ("2-1:30:30", 2970.5)],
+)
+def test_time__is_read_as_slurm_does(time: str, minutes: float) -> None:
+    assert _minutes(time) == minutes
+
+
+def test_setup__comes_before_vitctl_in_both_kinds_of_job(tmp_path: Path) -> None:
+    file = tmp_path / "setup.sh"
+    file.write_text("#SBATCH --mail-type=FAIL\nmodule load cuda\nexport NCCL_SOCKET_IFNAME=$MINE\n")
+    job = Job.parse(f"time=1:00:00,cpus=4,exclusive,mem=1G,setup={file}")
+    text = job_text(job, Path("/runs/a"), "/opt/python")
+    lines = text.splitlines()
+    first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    assert lines[first : first + 2] == ["module load cuda", "export NCCL_SOCKET_IFNAME=$MINE"]
+    assert {"#SBATCH --mail-type=FAIL", "#SBATCH --exclusive", "#SBATCH --mem=1G"} <= {*lines[:first]}
+    assert next(line for line in lines if line.startswith("srun")).startswith("srun --cpus-per-task=4 ")
+    pods = jobset_manifest(JobSet.parse(f"image=a,claim=c:/runs,setup={file}"), Path("/runs/a"))
+    command = re.search(r"'command': \['sh', '-c', (.*?)\], 'env'", str(pods))
+    assert command and "NCCL_SOCKET_IFNAME=$$MINE\\nexec python -m vitctl resume /runs/a" in command[1]
+
+
+@pytest.mark.parametrize("content", [b"a\0b", b"\xff\xfe", b"module load cuda\r\n", None])
+def test_setup__that_is_not_text_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "setup.sh").write_bytes(content)
+    job = Job.parse(f"time=1:00:00,setup={tmp_path / 'setup.sh'}")
+    with pytest.raises(LaunchError, match=r"setup\.sh"):
+        job_text(job, Path("/runs/a"), "/opt/python")
 
 
 def test_job_text__golden() -> None:

@@ -32,6 +32,7 @@ from vitctl.errors import CheckpointError, LaunchError
 from vitctl.models.flops import bf16_tflops
 from vitctl.recipe.schema import Machine, TrainRecipe
 from vitctl.recipe.write import flat, toml_value
+from vitctl.system.address import LOOPBACK
 from vitctl.system.process import HERE, forget_ranks, keep_freed_memory, usable_cores
 from vitctl.system.screen import aloud, stay_silent
 from vitctl.system.text import count_text, one_line
@@ -178,10 +179,11 @@ def join(
             operation times out; None: torch's default.
 
     Raises:
-        LaunchError: not all processes joined.
+        LaunchError: not all processes joined, or could reach this machine.
     """
     if dist.is_initialized():
         return
+    check_name()
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     if not cpu:
         os.environ.setdefault(*_CUBLAS)
@@ -219,6 +221,28 @@ def join(
     finally:
         waiting.cancel()
     stay_silent()
+
+
+def check_name() -> None:
+    """Check that the other machines reach this one by its name, of which gloo sends them the address.
+
+    Raises:
+        LaunchError: it has none, or that of the loopback, where they would wait for themselves.
+    """
+    size = os.environ.get("WORLD_SIZE")
+    is_alone = os.environ.get("LOCAL_WORLD_SIZE", size) == size or os.environ.get("MASTER_ADDR") in LOOPBACK
+    if is_alone or "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    name, what = socket.gethostname(), "has no address"
+    with suppress(OSError):
+        address = socket.gethostbyname(name)
+        what = f"is {address} here, the machine itself" if address.startswith("127.") else ""
+    if what:
+        raise LaunchError(
+            f"the name of this machine, {name}",
+            f"{what}, so that other machines cannot reach it",
+            "set GLOO_SOCKET_IFNAME to the interface of their network, such as eth0, or correct /etc/hosts",
+        )
 
 
 def _store_outlives_processes() -> bool:

@@ -17,7 +17,7 @@ from vitctl.engine.journal import CHECKPOINTS
 from vitctl.errors import LaunchError
 from vitctl.launch.run_folder import LOGS
 from vitctl.recipe.schema import Recipe
-from vitctl.system.files import write_text
+from vitctl.system.files import read_bytes, write_text
 from vitctl.system.process import RANKS, forget_ranks
 from vitctl.system.text import has_control, one_line
 
@@ -260,6 +260,8 @@ def first_host(text: str) -> str:
 MAX_RESTARTS = 3
 _LONGEST_NAME = 64
 SAVE_SECONDS = 300  # before the time limit: enough for a step, an evaluation batch and a save
+LEAST_MINUTES = 10  # of a time limit: as long to start and train as to save
+_MOST_SETUP_BYTES = 2**16
 _TIME = r"([0-9]+-)?[0-9]+(:[0-9][0-9]){0,2}"
 _WORD = r"[A-Za-z0-9_.@:&|*+-]+"
 # In an #SBATCH line these end or change a quoted path, even when they are escaped.
@@ -273,6 +275,7 @@ class Resources:
     Args:
         gpus, cpus: per node, and per process.
         tasks: processes of a node without GPUs.
+        setup: file with lines of the shell that come before vitctl: modules, variables of the network.
         submit: also submit the job.
     """
 
@@ -285,6 +288,7 @@ class Resources:
     gpus: int = 0
     tasks: int = 1
     cpus: int = 0
+    setup: str = field(default="", metadata={"pattern": r"[^\0\n]+"})
     submit: bool = False
 
     @property
@@ -304,13 +308,13 @@ class Resources:
         then = f"for example {cls.launcher} {cls.example}"
         for word in filter(None, text.split(",")):
             name, equals, value = word.strip().partition("=")
-            if name not in known or (name == "submit") == bool(equals):
+            if name not in known or (known[name] is bool) == bool(equals):
                 raise LaunchError(cls.launcher, f"{word!r} is unknown; known: {', '.join(known)}", then)
             if known[name] is int and not _is_count(value, 1 if name in ("nodes", "tasks") else 0):
                 raise LaunchError(cls.launcher, f"{word!r} should be a whole number", then)
             if known[name] is str and not re.fullmatch(patterns[name], value):
                 raise LaunchError(cls.launcher, f"{word!r} is not a valid {name}", then)
-            values[name] = True if name == "submit" else int(value) if known[name] is int else value
+            values[name] = not equals or (int(value) if known[name] is int else value)
         if missing := [
             one.name for one in fields(cls) if "needed" in one.metadata and one.name not in values
         ]:
@@ -323,6 +327,19 @@ class Resources:
                 "leave it out",
             )
         return cls(**values)
+
+    @property
+    def setup_text(self) -> str:
+        """The lines of `setup`. Raises LaunchError."""
+        if not self.setup:
+            return ""
+        try:
+            text = read_bytes(Path(self.setup), _MOST_SETUP_BYTES, error=LaunchError).decode()
+        except UnicodeDecodeError:
+            text = "\0"
+        if {*"\0\r"} & {*text}:
+            raise LaunchError(self.setup, "is not text with Unix line ends", "give lines of the shell")
+        return text.rstrip() + "\n"
 
     def text(self, run_dir: Path) -> str:
         """Return the file that starts or resumes a run. Raises LaunchError if such a path cannot be used."""
@@ -357,9 +374,30 @@ class Job(Resources):
     account: str = ""
     qos: str = ""
     constraint: str = ""
+    reservation: str = ""
+    mem: str = field(default="", metadata={"pattern": "[0-9]+[KMGT]?"})
+    exclusive: bool = False
+
+    def __post_init__(self) -> None:
+        if self.time and (minutes := _minutes(self.time)) < LEAST_MINUTES:
+            raise LaunchError(
+                f"--slurm time={self.time}",
+                f"is {minutes:g} minutes, of which the last {SAVE_SECONDS // 60} are for saving",
+                f"give at least {LEAST_MINUTES}, as in time=0:{LEAST_MINUTES}:00",
+            )
 
     def text(self, run_dir: Path) -> str:
         return job_text(self, run_dir, sys.executable)
+
+
+def _minutes(time: str) -> float:
+    """Return the minutes of a time limit as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S."""
+    days, dash, rest = time.rpartition("-")
+    numbers = [int(one) for one in rest.split(":")]
+    if not dash:
+        numbers = [0] * (len(numbers) < 3) + numbers  # minutes come first
+    hours, minutes, seconds = [*numbers, 0, 0][:3]
+    return int(days or 0) * 1440 + hours * 60 + minutes + seconds / 60
 
 
 def job_text(job: Job, run_dir: Path, python: str) -> str:
@@ -387,22 +425,26 @@ def job_text(job: Job, run_dir: Path, python: str) -> str:
         "account": job.account or None,
         "qos": job.qos or None,
         "constraint": job.constraint or None,
+        "reservation": job.reservation or None,
+        "mem": job.mem or None,
         "signal": f"USR1@{SAVE_SECONDS}",
         "open-mode": "append",
         "output": f'"{str(run_dir).replace("%", "%%")}/logs/slurm_%j.txt"',  # Slurm expands a single %
     }
     lines = [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
     resume, folder = shlex.join([python, "-m", "vitctl", "resume", str(run_dir)]), shlex.quote(str(run_dir))
+    cpus = f"--cpus-per-task={job.cpus} " if job.cpus else ""  # srun takes none of the job's since 22.05
     return "\n".join(
         [
             "#!/bin/bash",
             *lines,
             "#SBATCH --requeue",
-            "",
+            *["#SBATCH --exclusive"] * job.exclusive,
+            job.setup_text,
             "cancelled=",
             "trap 'cancelled=1' TERM",
             "# One process may finish before another: that kills no other; one that hangs is killed.",
-            f"srun --kill-on-bad-exit=0 --wait=120 {resume}",
+            f"srun {cpus}--kill-on-bad-exit=0 --wait=120 {resume}",
             "code=$?",
             'if [ "$code" -eq 3 ] && [ -z "$cancelled" ]; then',
             f'  tried={folder}/{LOGS}/requeued_"$SLURM_JOB_ID".txt  # a line for each since the last save',

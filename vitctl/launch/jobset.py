@@ -76,7 +76,7 @@ def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
         "name": _CONTAINER,
         "image": job.image,
         # Kubernetes expands $(NAME) in a command, and makes $$ a plain dollar sign.
-        "command": ["sh", "-c", (waits + shlex.join(words)).replace("$", "$$")],
+        "command": ["sh", "-c", (job.setup_text + waits + shlex.join(words)).replace("$", "$$")],
         "env": [{"name": "VITCTL_CACHE", "value": _CACHE}],
         "envFrom": [{"secretRef": {"name": _SECRET, "optional": True}}],
         "resources": {"limits": {key: value for key, value in limits.items() if value}},
