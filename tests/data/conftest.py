@@ -41,13 +41,15 @@ def make_split(tmp_path: Path) -> MakeSplit:
         bad: tuple[int, ...] = (),
         max_samples: int = 7,
         labels: Sequence[int] = (0, 1, 2),
+        keys: Sequence[str] = (),
     ) -> Index:
         def read(number: int) -> bytes:
             data = _tiny_png(number)
             return data[: len(data) // 2] if number in bad else data
 
         items = [
-            Item(f"k{number}", labels[number % 3], partial(read, number)) for number in range(num_samples)
+            Item(keys[number] if keys else f"k{number}", labels[number % 3], partial(read, number))
+            for number in range(num_samples)
         ]
         return write_split(
             items, tmp_path / name, ("a", "b", "c"), seed=1, source_text="noise", max_samples=max_samples

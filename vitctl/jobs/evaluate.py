@@ -25,7 +25,7 @@ from vitctl.data.datasets.readers.imagenet import (
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.images.decode import BadSample
 from vitctl.data.source.stores import ImageFiles, ShardSource
-from vitctl.data.source.views import Source, View, numbered_as, sample_key, shared_samples, stored
+from vitctl.data.source.views import Source, View, keys_of, numbered_as, sample_key, shared_samples, stored
 from vitctl.engine.calibration import calibration, fit_temperature, image_losses, suspected_labels
 from vitctl.engine.computation import choose_attention, computed
 from vitctl.engine.evaluation import top_predictions
@@ -179,7 +179,7 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
     if wanted == REAL or wanted.endswith(".json"):
         check_imagenet(source)
         sets = read_real(root / REAL_PLACE if wanted == REAL else Path(wanted))
-        labels[REAL] = padded_sets(label_sets(map(source.key, range(len(source))), sets))
+        labels[REAL] = padded_sets(label_sets(keys_of(source), sets))
     elif wanted not in ("", ORIGINAL):
         raise RecipeError(
             f"evaluation.labels = '{wanted}'",

@@ -163,30 +163,30 @@ HERE = Place()
 
 # Reserve of this process; then, for each worker, its queues, its sentinel and its batches in flight.
 _FILES, _FILES_PER_WORKER = 12, 6
-_OPEN_SHARDS = 64
+_OPEN_SHARDS = 16_384  # a random order comes back to each of so many
 
 
 def max_open_shards(limit: int) -> int:
     """Return how many shards a process with `limit` descriptors may keep open; batches need the rest."""
-    return _OPEN_SHARDS if limit == resource.RLIM_INFINITY else max(4, min(_OPEN_SHARDS, limit // 8))
+    return _OPEN_SHARDS if limit == resource.RLIM_INFINITY else max(4, min(_OPEN_SHARDS, limit // 2))
 
 
 def ensure_descriptors(num_workers: int) -> None:
-    """Raise the soft limit on descriptors if workers need it, or LaunchError if the hard limit is too low."""
+    """Raise the soft limit on descriptors for workers and shards; LaunchError if the hard one is too low."""
     if not num_workers or sys.platform != "linux":
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = (
-        len(os.listdir("/proc/self/fd")) + _FILES + _FILES_PER_WORKER * num_workers + max_open_shards(soft)
-    )
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    needed = len(os.listdir("/proc/self/fd")) + _FILES + _FILES_PER_WORKER * num_workers + max_open_shards(64)
+    most = 2 * _OPEN_SHARDS if hard == resource.RLIM_INFINITY else hard
+    wanted = max(needed, min(most, 2 * _OPEN_SHARDS))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    if most < needed:
         raise LaunchError(
             f"{num_workers} loader workers need {needed} open files, the limit is {hard}",
             fix=f"raise it (ulimit -n {needed}), or lower machine.workers",
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class MemoryLock:

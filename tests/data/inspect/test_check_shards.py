@@ -11,7 +11,7 @@ from tests.data.old_index import forget_tables
 from tests.data.server import Faults, serving
 from vitctl.data.inspect.check_shards import verify_index
 from vitctl.data.shards import index as shard_index
-from vitctl.data.shards.index import Index, read_index
+from vitctl.data.shards.index import NAMES, Index, read_index, table_sha256
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item
 
@@ -151,3 +151,14 @@ def test_verify_index__labels_of_no_class_are_a_problem(make_split: MakeSplit) -
     assert any(
         "1 of 9 images have labels outside 0..2, first number 2 (7)" in one.line for one in report.problems
     )
+
+
+def test_verify_index__names_that_the_shards_do_not_have_are_a_problem(make_split: MakeSplit) -> None:
+    """Their order decides which images a part of a split holds."""
+    index = make_split(9)
+    file, json_file = index.folder / NAMES, index.folder / "index.json"
+    text = json_file.read_text().replace(table_sha256(file), "{}")
+    file.write_bytes(file.read_bytes().replace(b"k1", b"k9"))
+    json_file.write_text(text.replace("{}", table_sha256(file)))
+    (problem,) = verify_index(read_index(index.folder)).problems
+    assert problem.kind == "other names"

@@ -26,7 +26,7 @@ from vitctl.data.shards.indexing import index_shards
 from vitctl.data.shards.tar import Scan, read_shard
 from vitctl.errors import DataError
 
-FILES = ("index.json", "labels.npy", "samples.npy")
+FILES = ("index.json", "labels.npy", "names.bin", "samples.npy")
 PARTS = ".index.partial"
 
 
@@ -89,6 +89,8 @@ def test_index_shards__writes_what_numpy_would_for_any_number_of_workers(tmp_pat
         np.save(file, table)
         expected[name] = file.getvalue()
     texts = set()
+    keys = index_shards(paths).names()
+    expected["names.bin"] = "".join(f"{key}\0" for key in keys).encode()
     for workers in (0, 1, 2, 4):
         calls: list[tuple[int, int]] = []
         index_shards(paths, workers=workers, progress=partial(_note, calls))

@@ -135,7 +135,7 @@ def test_index_addresses__indexes_the_shards_of_others(make_split: MakeSplit, tm
     with serving(local.index.folder, Faults(2, **FAULTS)) as url:
         urls = expand(f"{url}/shard-{{000000..000002}}.tar")
         index = index_shards(urls, tmp_path / "index", class_names=("a", "b", "c"), source="theirs")
-        assert sorted(os.listdir(tmp_path / "index")) == ["index.json", "samples.npy"]
+        assert sorted(os.listdir(tmp_path / "index")) == ["index.json", "names.bin", "samples.npy"]
         assert [shard.url for shard in index.shards] == urls
         for cache_bytes in (0, GIB):
             source = open_split("index", path=str(tmp_path / "index"), cache_bytes=cache_bytes)
@@ -273,14 +273,14 @@ def test_remote_index__is_renewed_by_every_command(
     folder, faults = make_split(20).folder, Faults()
     with serving(folder.parent, faults) as url:
         assert len(open_split("train", path=f"{url}/train")) == 20
-        assert asked_for(faults) == ["index.json", "samples.npy"]
-        open_split("train", path=f"{url}/train")
+        assert asked_for(faults) == ["index.json", "samples.npy", "names.bin"]
+        open_split("train[:50% of each class]", path=f"{url}/train")  # which reads every name
         open_split("train", path=f"{url}/train")
         assert asked_for(faults) == ["index.json", "index.json"]
         fields = json.loads((folder / "index.json").read_text())
         (folder / "index.json").write_text(json.dumps({**fields, "class_names": ["x", "y", "z"]}))
         assert open_split("train", path=f"{url}/train").class_names == ("x", "y", "z")
-        assert asked_for(faults) == ["index.json", "samples.npy"]
+        assert asked_for(faults) == ["index.json", "samples.npy", "names.bin"]
     assert open_split("train", path=f"{url}/train").class_names == ("x", "y", "z")  # nobody answers any more
     with serving(folder.parent, Faults()) as url:
         open_split("train", path=url)
@@ -299,13 +299,13 @@ def test_remote_index__the_processes_of_a_machine_ask_once(
 
         monkeypatch.setenv(START, "one command")
         assert run_each(opened, 4, 1, workers=4) == [20] * 4
-        assert asked_for(faults) == ["index.json", "samples.npy"]
+        assert asked_for(faults) == ["index.json", "samples.npy", "names.bin"]
         monkeypatch.setenv(START, "the next")
         opened(0)
         assert asked_for(faults) == ["index.json"]
 
 
-@pytest.mark.parametrize("name", ["index.json", "samples.npy"])
+@pytest.mark.parametrize("name", ["index.json", "names.bin", "samples.npy"])
 def test_remote_index__a_broken_copy_is_fetched_anew(
     make_split: MakeSplit, tmp_path: Path, name: str
 ) -> None:
@@ -323,7 +323,7 @@ def without_index(index: Index) -> tuple[Path, bytes, list[object]]:
     shards = [index.folder / shard.name for shard in index.shards]
     told, inside = index_shards(shards, source=INDEXED), contents(ShardSource(index))
     text = (told.folder / "index.json").read_bytes()
-    for name in ("index.json", "samples.npy"):
+    for name in ("index.json", "samples.npy", "names.bin"):
         (index.folder / name).unlink()
     return index.folder, text, inside
 

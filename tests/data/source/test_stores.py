@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 from tests.data.conftest import contents, damage
 from tests.matrix import slow
 from vitctl.data.images.decode import BadSample, decode
-from vitctl.data.shards.index import Index, read_index
+from vitctl.data.shards.index import NAMES, Index, read_index
 from vitctl.data.source import stores as shard_source
+from vitctl.data.source.splits import select
 from vitctl.data.source.stores import ShardSource, SyntheticSource, open_index
-from vitctl.data.source.views import Source
+from vitctl.data.source.views import Source, concat, keys_of, subset
 from vitctl.errors import DataError
 
 MakeSplit = Callable[..., Index]
@@ -156,3 +158,36 @@ def test_synthetic_source__is_pure_and_learnable() -> None:
     protocol: Source = source
     assert (protocol.key(2), protocol.location(2)) == ("2", "synthetic sample 2")
     assert source.digest != SyntheticSource(41, 4, 24).digest
+
+
+def test_keys__of_an_index_open_no_shard_and_order_as_before(make_split: MakeSplit) -> None:
+    """Any text that a tar file can name; without the table, as in an earlier release, they are read there."""
+    names = ["a/b.c", "ä", "a\udcff", "x%2Ey", "p.q/r", "0", "a b", "z" * 200, "n01440764/n01440764_10026"]
+    index = make_split(len(names), keys=names)
+    source = ShardSource(index)
+    assert sorted(source.keys()) == sorted(names)
+    assert source.keys() == [source.key(sample) for sample in range(len(names))]
+    older = ShardSource(replace(index, tables={}))
+    assert older.keys(np.array([3, 1])) == source.keys(np.array([3, 1]))
+    assert index.names(2, 5) == source.keys()[2:5] and index.names(4, 4) == []
+    for spec in ("train[:50%]", "train[3:7]", "train[:40% of each class]", "train[2:]+train[:1]"):
+        one, other = (select(spec, {"train": each}) for each in (source, older))
+        assert [one.key(n) for n in range(len(one))] == [other.key(n) for n in range(len(other))]
+    both = concat([source, subset(source, np.array([5, 0, 5]))])
+    assert keys_of(both) == [both.key(sample) for sample in range(len(both))]
+    for shard in index.shards:
+        (index.folder / shard.name).unlink()
+    assert len(select("train[:50%]", {"train": ShardSource(index)})) > 0  # no shard was opened
+
+
+def test_keys__a_table_of_other_names_is_refused(make_split: MakeSplit) -> None:
+    index = make_split(6)
+    file = index.folder / NAMES
+    file.write_bytes(file.read_bytes().replace(b"k1", b"k9"))
+    with pytest.raises(DataError, match=r"names\.bin changed since its index was written"):
+        read_index(index.folder)
+    file.write_bytes(b"k0\0k1\0")
+    with pytest.raises(DataError, match=r"names\.bin has 6 bytes, should have 18"):
+        read_index(index.folder)
+    with pytest.raises(DataError, match=r"has 2 names, should have 6"):
+        index.names()

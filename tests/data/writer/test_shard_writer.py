@@ -29,7 +29,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 def test_write_split__same_items_and_seed_give_the_same_bytes(tmp_path: Path) -> None:
     for name, seed in (("one", 3), ("two", 3), ("three", 4)):
         store(make_items(20), tmp_path / name, seed=seed, max_samples=6)
-    assert len(tree(tmp_path / "one")) == 4 + 2
+    assert len(tree(tmp_path / "one")) == 4 + 3
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
     assert tree(tmp_path / "one") != tree(tmp_path / "three")
 
@@ -199,7 +199,7 @@ def test_write_split__two_writers_do_not_share_a_folder(
         return picture(1)
 
     store([Item("a", 0, again)], tmp_path / "train")
-    assert sorted(tree(tmp_path / "train")) == ["index.json", "samples.npy", "shard-000000.tar"]
+    assert sorted(tree(tmp_path / "train")) == ["index.json", "names.bin", "samples.npy", "shard-000000.tar"]
 
 
 @pytest.mark.parametrize("sized", [True, *slow(False)])
@@ -216,7 +216,7 @@ def test_write_split__any_number_of_processes_gives_the_same_bytes(tmp_path: Pat
             progress=lambda *call: calls.append(call),  # noqa: B023 - called before the next turn
         )
         assert calls[-1] == (300, 300) if sized else (600, 600)
-    assert len(tree(tmp_path / "0")) == 8 + 2
+    assert len(tree(tmp_path / "0")) == 8 + 3
     assert tree(tmp_path / "0") == tree(tmp_path / "1") == tree(tmp_path / "3")
 
 

@@ -459,11 +459,10 @@ def _read_shards(place: Path) -> Originals:
     """Read a split of shards to write it again; images, keys, labels and class names stay unchanged."""
     source = ShardSource(open_index(place))
     items = []
-    for sample, (size, label) in enumerate(
-        zip(source.index.rows["size"].tolist(), source.labels().tolist(), strict=True)
-    ):
+    sizes, labels = source.index.rows["size"].tolist(), source.labels().tolist()
+    for sample, (key, size, label) in enumerate(zip(source.keys(), sizes, labels, strict=True)):
         given = tuple(one for one in label if one >= 0) if isinstance(label, list) else label
-        items.append(Item(source.key(sample), given, partial(source.read, sample), size))
+        items.append(Item(key, given, partial(source.read, sample), size))
     return Originals(items, source.class_names, source.index.source)
 
 

@@ -16,7 +16,7 @@ from vitctl.data.datasets.vtab import (
 )
 from vitctl.data.shards.index import find_splits
 from vitctl.data.source.stores import open_index
-from vitctl.data.source.views import Source, source_texts
+from vitctl.data.source.views import Source, keys_of, source_texts
 from vitctl.errors import DataError
 
 # The paper's transfer and few-shot sets (Section 4.1; big_vision's few-shot list), and those of pre-training.
@@ -115,7 +115,7 @@ def check_task(
         return TaskCheck(task.name, task.num_classes, (), (), str(error), is_wrong=True)
     keys = []
     for done, source in enumerate(opened):
-        keys.append([source.key(sample) for sample in range(len(source))])
+        keys.append(keys_of(source))
         progress(done + 1, len(opened))
     digests = tuple(map(names_digest, keys))
     sizes = tuple(map(len, opened))

@@ -25,7 +25,7 @@ from vitctl.data.datasets.vtab import VTAB, VtabTask, is_published_train800
 from vitctl.data.images.image_types import image_extension
 from vitctl.data.shards.index import INDEX_FILE, find_splits
 from vitctl.data.source.splits import open_shards
-from vitctl.data.source.views import Source, check_labels, concat, source_text, source_texts
+from vitctl.data.source.views import Source, check_labels, concat, keys_of, source_text, source_texts
 from vitctl.data.writer.intake import Item, Originals
 from vitctl.data.writer.shard_writer import write_originals
 from vitctl.errors import DataError
@@ -91,7 +91,7 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
     train800, val200, test = opened
     _check(task, dict(zip(_COMMUNITY, opened, strict=True)), root, allow_partial)
     published = task in VTAB and not again
-    proven = is_published_train800(task, map(train800.key, range(len(train800)))) if published else None
+    proven = is_published_train800(task, keys_of(train800)) if published else None
     return TaskData(
         task,
         train800,
@@ -277,7 +277,7 @@ def _write_images(folder: Path, split: str, source: Source, progress: Progress) 
     """Write the images in the order of their keys, and return the lines of their list."""
     place = folder / "images" / split
     place.mkdir(parents=True)
-    keys = [source.key(sample) for sample in range(len(source))]
+    keys = keys_of(source)
     labels, lines, names = source.labels(), [], []
     for number, sample in enumerate(sorted(range(len(source)), key=keys.__getitem__)):
         data = source.read(sample)

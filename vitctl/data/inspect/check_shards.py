@@ -15,8 +15,8 @@ from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.images.pixel_digest import pixel_digest
 from vitctl.data.inspect.duplicates import MATCHES
 from vitctl.data.inspect.overview import look_alikes
-from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, find_splits
-from vitctl.data.shards.tar import padded, read_shard
+from vitctl.data.shards.index import INDEX_FILE, LABELS, NAMES, SAMPLES, Index, find_splits
+from vitctl.data.shards.tar import joined, padded, read_shard
 from vitctl.data.source.splits import DIGEST, image_digest, read_exclusion
 from vitctl.data.source.splits import FILE as EXCLUDED
 from vitctl.data.source.stores import ShardSource, open_index
@@ -152,7 +152,10 @@ def _check_task(index: Index, task: _Task, decodes: bool, done: Done) -> _Checke
     try:
         with _opened_shard(index, task.shard, fetch=task.whole) as own:
             if task.whole:
-                problems += _shard_problems(own, address)
+                begin = sum(shard.num_samples for shard in index.shards[: task.shard])
+                stop = begin + own.num_samples
+                names = joined(index.names(begin, stop)) if NAMES in index.tables else None
+                problems += _shard_problems(own, address, names)
                 done(1)
             source = ShardSource(own)
             for number, image in enumerate(task.images):
@@ -194,7 +197,7 @@ def _opened_shard(index: Index, number: int, *, fetch: bool) -> Iterator[Index]:
         yield replace(own, folder=folder, base="", shards=(replace(shard, url=""),))
 
 
-def _shard_problems(own: Index, address: str) -> list[Problem]:
+def _shard_problems(own: Index, address: str, names: bytes | None) -> list[Problem]:
     (shard,) = own.shards
     path = own.folder / shard.name
 
@@ -232,6 +235,8 @@ def _shard_problems(own: Index, address: str) -> list[Problem]:
     if len(wrong := np.flatnonzero(differ)):
         text = f"sample {wrong[0]} of it is not where, or not labelled as, samples.npy says"
         problems.append(problem("other samples", text))
+    if names not in (None, scan.names):
+        problems.append(problem("other names", "its images have other names than names.bin says"))
     return problems
 
 
@@ -285,7 +290,7 @@ def _check_split_folder(folder: Path, problems: list[str], notes: list[str]) -> 
         read_exclusion(index)
     except DataError as error:
         problems.append(str(error))
-    known = {INDEX_FILE, SAMPLES, EXCLUDED, *(shard.name for shard in index.shards)}
+    known = {INDEX_FILE, SAMPLES, NAMES, EXCLUDED, *(shard.name for shard in index.shards)}
     known |= {LABELS} if index.labels is not None else set()
     others = sorted(path for path in folder.iterdir() if path.name not in known)
     notes += [f"{path}: left over, of no split" for path in others if path.suffix != ".tar"]

@@ -1,6 +1,6 @@
-"""The index of a split, stored next to its shards: `index.json` and `samples.npy`.
+"""The index of a split, stored next to its shards: `index.json`, `samples.npy` and `names.bin`.
 
-A *split folder* holds shards, `index.json` and `samples.npy`; a *data set folder* holds split folders. The
+A *split folder* holds shards and these files; a *data set folder* holds split folders. The
 index holds the URLs of shards that are stored elsewhere, and a complete split folder may be remote. Opening a
 split takes constant time: the same for a thousand samples and for three hundred million.
 
@@ -42,7 +42,7 @@ from vitctl.system.remote import check_address
 from vitctl.system.text import breaks_line, escaped_json, one_line, same_name
 
 FORMAT = "vitctl-index/1"
-INDEX_FILE, SAMPLES, LABELS = "index.json", "samples.npy", "labels.npy"
+INDEX_FILE, SAMPLES, LABELS, NAMES = "index.json", "samples.npy", "labels.npy", "names.bin"
 # Tables up to this many bytes are verified when a split is opened; larger ones during the run, like shards.
 VERIFIED_ON_OPEN = 64 * 2**20
 _TABLE_HEADER_BYTES = 2**16
@@ -138,8 +138,8 @@ class Index:
             split.
         labels: int32 `[num_samples, L]`, padded with -1, memory-mapped; None unless samples may have several.
         members: which members of a sample are its image and its label.
-        tables: num_bytes and sha256 of `samples.npy` and `labels.npy` by name, as in `index.json`; empty for
-            indexes of older releases, which do not record them.
+        tables: num_bytes and sha256 of `samples.npy`, `labels.npy` and `names.bin` by name, as in
+            `index.json`; empty for indexes of older releases, which do not record them. Some have no names.
         label_counts: as in `index.json`; None for indexes of older releases.
         names_as_stored: the class names in `index.json`, if they are not in NFC.
     """
@@ -161,7 +161,8 @@ class Index:
     def digest(self) -> str:
         """SHA-256 of the content: the bytes of every shard and table, the class names, and the members used.
 
-        Location and provenance are not part of it. Tables without a recorded digest are read once for it.
+        Location and provenance are not part of it, nor names, which the shards have too. Tables without a
+        recorded digest are read once for it.
         """
         names = (SAMPLES,) if self.labels is None else (SAMPLES, LABELS)
         content = {
@@ -179,6 +180,26 @@ class Index:
         """Return the path or URL of a shard."""
         chosen = self.shards[shard]
         return chosen.url or f"{self.base or self.folder}/{chosen.name}"
+
+    @cached_property
+    def _name_ends(self) -> np.ndarray:
+        """The end of each sample's key in `names.bin`, int64 `[num_samples]`."""
+        ends = np.flatnonzero(np.fromfile(self.folder / NAMES, np.uint8) == 0)
+        if len(ends) != self.num_samples:
+            path = self.folder / NAMES
+            raise DataError(path, f"has {len(ends)} names, should have {self.num_samples}", "index it again")
+        return ends
+
+    def names(self, start: int = 0, stop: int | None = None) -> list[str]:
+        """Return the keys of some samples in a row, or of all, from `names.bin`."""
+        ends = self._name_ends[start:stop]
+        if not len(ends):
+            return []
+        begin = int(self._name_ends[start - 1]) + 1 if start else 0
+        with open(self.folder / NAMES, "rb") as file:
+            file.seek(begin)
+            text = file.read(int(ends[-1]) - begin)
+        return text.decode(errors="surrogateescape").split("\0")
 
     @cached_property
     def is_remote(self) -> bool:
@@ -209,8 +230,10 @@ def read_index(folder: Path, base: str = "") -> Index:
     if content is not None:
         shards, problems = _checked_addresses(content.shards, base)
         problems += [] if base else size_problems(folder, shards)
+        recorded = content.tables or {}
         for name, (shape, dtype) in _table_shapes(content.num_samples, content.max_labels).items():
-            problems += _table_problems(folder / name, shape, dtype, (content.tables or {}).get(name))
+            problems += _table_problems(folder / name, recorded.get(name), shape, dtype)
+        problems += _table_problems(folder / NAMES, recorded[NAMES]) if NAMES in recorded else []
     if content is None or problems:
         more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
         raise DataError(path, f"{'; '.join(problems[:_SHOWN_PROBLEMS])}{more}")
@@ -258,8 +281,10 @@ def table_limits(text: bytes) -> dict[str, int]:
     try:
         fields = parse_json(text, INDEX_FILE, error=DataError)
         row = max(ROW.itemsize, 4 * int(fields.get("max_labels", 1)))
-        limit = _TABLE_HEADER_BYTES + int(fields["num_samples"]) * row
-        return dict.fromkeys((SAMPLES, LABELS) if "max_labels" in fields else (SAMPLES,), limit)
+        count = int(fields["num_samples"])
+        limit = _TABLE_HEADER_BYTES + count * row
+        found = dict.fromkeys((SAMPLES, LABELS) if "max_labels" in fields else (SAMPLES,), limit)
+        return found | ({NAMES: count * limits.MEMBER_HEADER} if NAMES in fields.get("tables", {}) else {})
     except (DataError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return {SAMPLES: _TABLE_HEADER_BYTES}
 
@@ -288,7 +313,7 @@ def _validated(fields: dict[str, Any]) -> tuple[_Content | None, list[str]]:
     total = sum(shard.num_samples for shard in content.shards)
     if content.num_samples != total:
         problems.append(f"num_samples is {content.num_samples}, the shards sum to {total}")
-    if "tables" in fields and set(content.tables or {}) != set(tables):
+    if "tables" in fields and {*(content.tables or {})} - {NAMES} != {*tables}:
         problems.append(should["tables"])
     return None if problems else content, problems
 
@@ -332,14 +357,15 @@ def size_problems(folder: Path, shards: Sequence[Shard]) -> list[str]:
 
 
 def _table_problems(
-    path: Path, shape: tuple[int, ...], dtype: np.dtype, recorded: _Table | None
+    path: Path, recorded: _Table | None, shape: tuple[int, ...] = (), dtype: np.dtype | None = None
 ) -> list[str]:
     """Return the problems of a table. Indexes of older releases record no digest for it."""
     try:
-        rows = _mapped(path)
-        if rows.dtype != dtype or rows.shape != shape:
-            held, wanted = rows.dtype.names or rows.dtype, dtype.names or dtype
-            return [f"{path.name} holds {rows.shape} rows of {held}, should hold {shape} of {wanted}"]
+        if dtype is not None:
+            rows = _mapped(path)
+            if rows.dtype != dtype or rows.shape != shape:
+                held, wanted = rows.dtype.names or rows.dtype, dtype.names or dtype
+                return [f"{path.name} holds {rows.shape} rows of {held}, should hold {shape} of {wanted}"]
         num_bytes = path.stat().st_size
         if recorded is not None and num_bytes != recorded.num_bytes:
             return [f"{path.name} has {num_bytes} bytes, should have {recorded.num_bytes}"]
@@ -410,7 +436,7 @@ def write_index(
     source: str = "",
     members: Fields = Fields(),
 ) -> Index:
-    """Write `index.json`, `samples.npy`, and `labels.npy` if samples have several labels.
+    """Write `index.json`, `samples.npy`, `names.bin`, and `labels.npy` if samples have several labels.
 
     Args:
         shards: in storage order.
@@ -428,9 +454,11 @@ def write_index(
     highest, missing, embedded = -1, 0, set[tuple[str, ...]]()
     with ExitStack() as opened:
         files = {name: opened.enter_context(_new_table(folder / name, *shapes[name])) for name in shapes}
+        files[NAMES] = opened.enter_context(opened.enter_context(atomic_write(folder / NAMES)).open("wb"))
         for scan in scans:
             labels = scan.rows["label"] if scan.labels is None else scan.labels
             files[SAMPLES].write(scan.rows.tobytes())
+            files[NAMES].write(scan.names)
             if width:
                 files[LABELS].write(padded(labels, width).astype("<i4").tobytes())
             highest = max(highest, int(labels.max(initial=-1)))
@@ -446,7 +474,7 @@ def write_index(
         **({} if members == Fields() else {"members": asdict(members)}),
         "tables": {
             name: {"num_bytes": (folder / name).stat().st_size, "sha256": table_sha256(folder / name)}
-            for name in shapes
+            for name in (*shapes, NAMES)
         },
         **({"max_labels": width} if width else {}),
         "labels": {"missing": missing, "outside": 0},  # a scan refuses others

@@ -186,7 +186,8 @@ class _Job:
 
 def _save(part: Path, scan: Scan) -> None:
     about = json.dumps([scan.num_bytes, scan.sha256, scan.class_names, scan.others, scan.is_text]).encode()
-    arrays = {"rows": scan.rows, "about": np.frombuffer(about, np.uint8)}
+    names = np.frombuffer(scan.names, np.uint8)
+    arrays = {"rows": scan.rows, "about": np.frombuffer(about, np.uint8), "names": names}
     if scan.labels is not None:
         arrays["labels"] = scan.labels
     with atomic_write(part, flushed=False) as aside, aside.open("wb") as file:
@@ -196,7 +197,7 @@ def _save(part: Path, scan: Scan) -> None:
 def _load(part: Path) -> Scan:
     with parsing(part, DataError), np.load(part, allow_pickle=False) as arrays:
         num_bytes, sha256, names, others, is_text = json.loads(arrays["about"].tobytes())
-        of_names = tuple(names), tuple(others), is_text
+        of_names = arrays["names"].tobytes(), tuple(names), tuple(others), is_text
         return Scan(arrays["rows"], arrays.get("labels"), sha256, num_bytes, *of_names)
 
 

@@ -12,7 +12,7 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -319,12 +319,14 @@ class Scan:
         class_names: embedded in the shard, in label order; empty if there are none.
         others: names of the members that belong to no sample.
         is_text: the labels are texts, numbered as `class_names`, which are sorted and of this shard alone.
+        names: keys of the samples, each with a zero byte behind it, see `joined`.
     """
 
     rows: np.ndarray
     labels: np.ndarray | None
     sha256: str
     num_bytes: int
+    names: bytes
     class_names: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     is_text: bool = False
@@ -384,7 +386,19 @@ def read_shard(path: Path, fields: Fields = Fields(), *, ends: bool = False) -> 
     if any(sample.label is None for _, sample in samples):
         labels = pad_labels([_labels(sample) or () for _, sample in samples])
     rows = np.array([row for row, _ in samples], ROW)
-    return Scan(rows, labels, digest, num_bytes, class_names, tuple(others), bool(names))
+    keys = joined(_key(sample) for _, sample in samples)
+    return Scan(rows, labels, digest, num_bytes, keys, class_names, tuple(others), bool(names))
+
+
+def _key(sample: _Sample) -> str:
+    """Return what `stored_key` returns of the image's header."""
+    is_ours = sample.image is not None and sample.image.uname == _WRITER
+    return unescape_key(sample.key) if is_ours else sample.key
+
+
+def joined(keys: Iterable[str]) -> bytes:
+    """Return keys with a zero byte behind each, which no name in a tar file has."""
+    return "".join(f"{key}\0" for key in keys).encode(errors="surrogateescape")
 
 
 def _number_texts(path: Path, samples: Sequence[_Sample]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.index import Index
 from vitctl.data.source.rows import Ranges
 from vitctl.data.source.stores import ShardSource, array_digest, open_index
-from vitctl.data.source.views import Source, concat, sample_key, subset
+from vitctl.data.source.views import Source, concat, keys_of, sample_key, subset
 from vitctl.errors import DataError
 from vitctl.system import limits
 from vitctl.system.files import read_bytes, read_json, write_json
@@ -167,7 +167,7 @@ def group_names(source: Source, group_by: str) -> list[str]:
     Raises:
         DataError: the table cannot be read, or lacks an image.
     """
-    keys = [source.key(sample) for sample in range(len(source))]
+    keys = keys_of(source)
     if of_table := _GROUP_COLUMN.fullmatch(group_by):
         table = _read_column(Path(of_table[1]), of_table[2])
         if missing := [key for key in keys if key not in table]:
@@ -286,7 +286,7 @@ def _order_of(source: Source, split: str) -> np.ndarray:
     if cache_key not in _ORDERS:
         if len(_ORDERS) >= _MAX_ORDERS:
             _ORDERS.clear()
-        order = md5_order(map(source.key, range(len(source))), split)
+        order = md5_order(keys_of(source), split)
         order.flags.writeable = False
         _ORDERS[cache_key] = order
     return _ORDERS[cache_key]

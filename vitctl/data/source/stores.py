@@ -6,10 +6,10 @@ import hashlib
 import io
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from PIL import Image
 
 from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.cache import ShardCache
-from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, read_index, size_problems
+from vitctl.data.shards.index import INDEX_FILE, LABELS, NAMES, SAMPLES, Index, read_index, size_problems
 from vitctl.data.shards.tar import stored_key
 from vitctl.data.source.rows import CHUNK, Rows
 from vitctl.errors import DataError, explained
@@ -37,7 +37,7 @@ _LARGE_BYTES = 32 * 2**20  # size of a shard that the first batch does not wait 
 
 def open_index(folder: Path, base: str = "") -> Index:
     """Return the index of a split, see `read_index`; it is read again only if a file has changed."""
-    state = [file_state(folder / name) for name in (INDEX_FILE, SAMPLES, LABELS)]
+    state = [file_state(folder / name) for name in (INDEX_FILE, SAMPLES, LABELS, NAMES)]
     index = _read_once(folder, base, *state)
     if not base and size_problems(folder, index.shards):
         return read_index(folder, base)  # raises, with every problem
@@ -60,8 +60,9 @@ def array_digest(text: str, samples: Rows) -> str:
 class ShardSource:
     """The samples of an indexed split, in storage order; see `views.Source`.
 
-    Files are opened on first use, at most 64 at a time. Reads are positional (pread), so the source can be
-    shared between threads and used after a fork; pickling it sends the folder, never a descriptor.
+    Files are opened on first use, and as many as half of the descriptors stay open. Reads are positional
+    (pread), so the source can be shared between threads and used after a fork; pickling it sends the folder,
+    never a descriptor.
 
     Args:
         cache: stores complete remote shards; None reads single images by byte range.
@@ -73,7 +74,10 @@ class ShardSource:
         self._reads_ranges = cache is None and index.is_remote
         self._unverified: dict[int, list[tuple[int, bytes]]] = {}  # shard -> offset and bytes read before it
         self.ends = list(accumulate(shard.num_samples for shard in index.shards))  # of each shard's samples
-        self._open = lru_cache(max_open_shards(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))(self._opened)
+
+    @cached_property
+    def _open(self) -> Callable[[int], "_OpenShard"]:  # a worker's limit is raised before its first image
+        return lru_cache(max_open_shards(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))(self._opened)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.index.folder, self.index.base, self.index.digest, self.cache)
@@ -101,6 +105,13 @@ class ShardSource:
         if not key:
             raise BadSample("damaged", f"{self.location(sample)} has no header at byte {row['header']}")
         return key
+
+    def keys(self, samples: np.ndarray | None = None) -> list[str]:
+        """Return the keys of the given samples, or of all: from the index, or from shards if it is older."""
+        if NAMES not in self.index.tables:
+            return [self.key(int(one)) for one in (range(len(self)) if samples is None else samples)]
+        names = self.index.names()
+        return names if samples is None else [names[one] for one in samples]
 
     def location(self, sample: int) -> str:
         """Return the path or URL of the shard that holds the sample."""

@@ -302,6 +302,16 @@ def _unlabelled_text(source: Source, unlabelled: np.ndarray) -> str:
     )
 
 
+def keys_of(source: Source, samples: np.ndarray | None = None) -> list[str]:
+    """Return the keys of the given samples, or of all; an indexed split opens no shard for it."""
+    found = np.empty(len(source) if samples is None else len(samples), object)
+    for store, rows, chosen in stored(source, samples, np.arange(len(found))):
+        keys = getattr(store, "keys", None)
+        numbers = range(len(store)) if rows is None else rows
+        found[chosen] = keys(rows) if keys else [store.key(int(one)) for one in numbers]
+    return list(found)
+
+
 def sample_key(source: Source, sample: int) -> str:
     """Return the key of a sample, or its number if its shard is damaged."""
     try:

@@ -15,7 +15,16 @@ import numpy as np
 from vitctl.data.images.decode import Reencode
 from vitctl.data.images.image_types import image_extension, refusal
 from vitctl.data.shards.index import INDEX_FILE, Index, Shard, read_index, write_index
-from vitctl.data.shards.tar import ROW, Scan, ShardWriter, escape_key, names_header, pad_labels, read_shard
+from vitctl.data.shards.tar import (
+    ROW,
+    Scan,
+    ShardWriter,
+    escape_key,
+    joined,
+    names_header,
+    pad_labels,
+    read_shard,
+)
 from vitctl.data.source.order import Order
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item, Originals, read_item
@@ -214,7 +223,7 @@ class _Job:
             and [shard.num_samples for shard in index.shards] == np.diff(self.plan.bounds).tolist()
             and (self.reencode is not None or np.array_equal(index.rows["size"], self.sizes[self.plan.order]))
             and np.array_equal(self._labels(planned), _as_table(stored.labels()))
-            and all(stored.key(place) == self.items[number].key for place, number in enumerate(planned))
+            and stored.keys() == [self.items[number].key for number in planned]
         )
         if not same:
             raise DataError(
@@ -241,7 +250,8 @@ class _Job:
                 done(1)
         several = any(isinstance(self.items[number].label, tuple) for number in numbers)
         labels = table if several else None
-        return Scan(np.array(rows, ROW), labels, writer.sha256, writer.num_bytes, self.class_names)
+        names = joined(self.items[number].key for number in numbers)
+        return Scan(np.array(rows, ROW), labels, writer.sha256, writer.num_bytes, names, self.class_names)
 
     def _image(self, item: Item, number: int) -> tuple[str, bytes]:
         data = self.held[number] if number in self.held else read_item(item)
