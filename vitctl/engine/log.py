@@ -28,7 +28,7 @@ from vitctl.engine.losses import Normalise
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime, seconds_between, slowest
 from vitctl.engine.sharding import is_sharded, local
-from vitctl.engine.trace import Recorder, read_steps, record_problem, weights_checksum
+from vitctl.engine.trace import Recorder, record_problem, weights_checksum
 from vitctl.engine.update import Moments, Result
 from vitctl.errors import VitctlError
 from vitctl.models.build import Model
@@ -84,9 +84,12 @@ class RunLog:
         `facts` say how it computes; `checkpoint` is the digest of the loaded one, "" for the start weights.
         """
         if self._recipe.log.trace:
-            size = self._recipe.schedule.batch_size
+            size, steps = (
+                self._recipe.schedule.batch_size,
+                (self._total_steps, self._recipe.checkpoint.every_steps),
+            )
             self._recorder = Recorder(
-                self.folder, self.journal, self._runtime, self._network, self._own, size
+                self.folder, self.journal, self._runtime, self._network, self._own, size, steps
             )
             self._recorder.start(step, facts, checkpoint)
         if trains:
@@ -286,7 +289,7 @@ class RunLog:
         """Return why the records do not match a checkpoint that has been loaded."""
         weights = "" if is_sharded(self._network) else weights_checksum(self._network)
         try:
-            return record_problem(saved, read_steps(self.folder), weights)
+            return record_problem(saved, weights)
         except VitctlError as error:
             return str(error)
 

@@ -269,7 +269,7 @@ class Log(Section):
         True,
         "record every step for `vitctl verify`: a line in steps.jsonl (loss, norm, learning rate, digests of "
         "the batch), and in "
-        "trace.bin 2 bytes for each image of a batch and each parameter",
+        "trace.bin 2 bytes for each image of a batch and each parameter, of so many steps as fit in 64 MiB",
     )
 
 
