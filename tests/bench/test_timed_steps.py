@@ -10,41 +10,35 @@ import torch
 from safetensors.numpy import load_file
 
 from tests.bench.conftest import tiny_recipe
-from vitctl.bench import timed_steps
 from vitctl.bench.measuring import Budget
 from vitctl.bench.timed_steps import (
-    BACKWARD,
-    DATA,
-    FORWARD,
     LOG,
-    OPTIMIZER,
-    PARTS,
     WARM_UP,
-    Clock,
     measure_steps,
+    step_parts,
     with_images,
 )
+from vitctl.engine import runtime
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.runtime import BACKWARD, DATA, EXCHANGE, FORWARD, OPTIMIZER, PARTS, Clock
 from vitctl.engine.trainer import Trainer
 
 STEPS = 20  # of tiny.toml
 
 
-def test_clock__every_moment_belongs_to_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts__every_moment_belongs_to_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps, the second with two micro-batches; the third has begun and not ended."""
     clock = Clock(torch.device("cpu"))
-    now = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0, 16.0, 18.0, 19.0, 21.0, 24.0, 25.0, 31.0, 31.5])
-    monkeypatch.setattr(timed_steps.time, "perf_counter", lambda: next(now))
-    parts = (DATA, FORWARD, BACKWARD, OPTIMIZER, LOG)
-    for part in (*parts, DATA, FORWARD, BACKWARD, *parts[1:], DATA):
-        clock.switch(part)
-    first = {DATA: 1.0, FORWARD: 2.0, BACKWARD: 3.0, OPTIMIZER: 4.0, LOG: 5.0}
-    second = {DATA: 1.0, FORWARD: 2.0 + 2.0, BACKWARD: 1.0 + 3.0, OPTIMIZER: 1.0, LOG: 6.0}
-    assert clock.steps() == [first, second]
-    clock.switch(FORWARD)
-    assert clock.steps() == [first, second]
-    clock.restart()
-    assert clock.steps() == []
+    now = iter([0.0, 1.0, 3.0, 6.0, 9.0, 10.0, 15.0, 16.0, 18.0, 19.0, 21.0, 24.0, 25.0, 26.0, 31.0, 31.5])
+    monkeypatch.setattr(runtime.time, "perf_counter", lambda: next(now))
+    taken = []
+    for parts in (PARTS, (DATA, FORWARD, BACKWARD, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER), (DATA,)):
+        for part in parts:
+            clock.switch(part)
+        taken.append(clock.taken())
+    first = {DATA: 1.0, FORWARD: 2.0, BACKWARD: 3.0, EXCHANGE: 3.0, OPTIMIZER: 1.0, LOG: 5.0}
+    second = {DATA: 1.0, FORWARD: 2.0 + 2.0, BACKWARD: 1.0 + 3.0, EXCHANGE: 1.0, OPTIMIZER: 1.0, LOG: 5.0}
+    assert step_parts(taken) == [first, second]
 
 
 def test_steps__leave_the_weights_of_a_run(prepared: Callable[..., Any], one_process: Path) -> None:
@@ -61,7 +55,7 @@ def test_steps__leave_the_weights_of_a_run(prepared: Callable[..., Any], one_pro
     assert set(weights) == set(trained)
     assert all(np.array_equal(weights[name], trained[name]) for name in trained)
     assert records == 1 + STEPS  # the start, and a line for each step
-    assert [set(one) for one in steps] == [set(PARTS)] * (STEPS - WARM_UP)
+    assert [set(one) for one in steps] == [{*PARTS, LOG}] * (STEPS - WARM_UP)
     assert all(seconds > 0 for one in steps for seconds in one.values())
 
 

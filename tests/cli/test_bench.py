@@ -223,7 +223,7 @@ def test_ctrl_c__keeps_what_was_measured(tiny_data: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_processes__communication_is_a_part_of_the_step(tiny_data: Path, tmp_path: Path) -> None:
+def test_processes__exchange_is_a_part_of_the_step(tiny_data: Path, tmp_path: Path) -> None:
     """Two processes: the parts, with what the exchange of gradients costs, still add up to the step."""
     line = (
         f"bench model --recipe {TINY} --data {tiny_data} --seconds 2 --processes 2 --json "
@@ -234,6 +234,6 @@ def test_processes__communication_is_a_part_of_the_step(tiny_data: Path, tmp_pat
     assert done.returncode == 0, done.stderr
     numbers = json.loads((tmp_path / "a.json").read_text())
     assert (numbers["processes"], numbers["micro_batch"]) == (2, 8)
-    assert numbers["split"]["communication"] >= 0
+    assert numbers["split"]["exchange"] >= 0
     assert sum(numbers["split"].values()) == pytest.approx(numbers["seconds"])
     assert numbers["largest_micro_batch"] is None

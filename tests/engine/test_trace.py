@@ -2,6 +2,7 @@
 used. Digests of a batch: the same however it is split, and as plain Python computes them.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tests.engine.conftest import Tiny, batch
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.journal import LOG, STEP_RECORDS, TRACE, Journal, read_records
 from vitctl.engine.runtime import Runtime
-from vitctl.engine.trace import Recorder, batch_digest, norm_marks, read_marks, read_steps
+from vitctl.engine.trace import Recorder, batch_digest, marks_every, norm_marks, read_marks, read_steps
 from vitctl.engine.update import Result
 
 SIZE, NORMS = 5, 4
@@ -86,6 +87,41 @@ def test_marks__of_another_batch_size_begin_anew(written: Path, runtime: Runtime
     steps = read_steps(written)
     assert steps is not None
     assert read_marks(written / TRACE, 5, steps.by_step[5].trace, 7 + NORMS) is not None
+
+
+def test_marks__that_do_not_fit_are_kept_of_the_steps_after_a_checkpoint(
+    tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, most = 2 * (SIZE + NORMS), 20
+    monkeypatch.setattr("vitctl.engine.trace.MARKS_BYTES", most * size)
+    assert marks_every(size, most, 8) == 0
+    every = marks_every(size, 50, 8)
+    assert every == 16  # 8 would keep 30
+    one = replace(recorder(tmp_path, runtime), steps=(50, 8))
+    one.start(0, {"made_of": {}})
+    for step in range(1, 41):
+        add(one, step)
+    one.start(36, {"made_of": {}})  # a resume, in the middle of those that are kept
+    assert (tmp_path / TRACE).stat().st_size == 32 + 14 * size
+    for step in range(37, 51):
+        add(one, step)
+    kept = [step for step, own in marks(tmp_path).items() if own is not None]
+    assert kept == [*range(1, 6), *range(17, 22), *range(33, 38), 49, 50]
+    assert (tmp_path / TRACE).stat().st_size == 32 + len(kept) * size
+    own = marks(tmp_path)[35]
+    assert own is not None
+    assert own[SIZE:].tolist() == norm_marks(np.arange(NORMS) + 35 / 7).tolist()
+
+
+def test_marks__of_an_earlier_release_go_on_as_they_began(
+    written: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitctl.engine.trace.MARKS_BYTES", 1)
+    one = replace(recorder(written, runtime), steps=(50, 8))
+    one.start(4, {"made_of": {}})
+    for step in range(5, 20):
+        add(one, step)
+    assert all(own is not None for own in marks(written).values())
 
 
 @pytest.mark.parametrize("harm", ["cut", "zeros", "gone", "foreign"])

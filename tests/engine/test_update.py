@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.engine.conftest import LOSS, batch, rows
 from vitctl.data.loader.batches import Batch, take
 from vitctl.engine.optimizer import Average
-from vitctl.engine.update import Result, TrainStep
+from vitctl.engine.update import Result, Sums, TrainStep
 
 Make = Callable[..., TrainStep]
 
@@ -175,3 +175,18 @@ def test_result__is_plain_numbers(trainer: Make) -> None:
         bool,
     ]
     assert isinstance(result, Result)
+
+
+@pytest.mark.parametrize(("processes", "waits"), [(1, False), (2, True)])
+def test_parts__the_exchange_begins_where_the_backward_pass_ends(
+    trainer: Make, processes: int, waits: bool
+) -> None:
+    """DDP waits at the end of the pass, after the callbacks that were there before."""
+    one = trainer(LOSS)
+    one.gradients = lambda backward, step, batches, _stopped: Sums(
+        backward(batches[0], step, processes).double(), *map(torch.tensor, (8.0, 0.0, 0.0, 0.0))
+    )
+    stamps = one.update(0, [batch(8)]).stamps
+    exchange = ["exchange"] * waits
+    assert [part for part, _ in stamps] == ["forward", "forward", "backward", *exchange, "optimizer", ""]
+    assert one.runtime.clock.taken()[0][0] == ""  # the next step has stamps of its own

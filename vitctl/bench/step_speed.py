@@ -23,11 +23,7 @@ from vitctl.bench.largest_batch import (
 )
 from vitctl.bench.measuring import Budget, machine_facts, matrix_rate, peak, seconds_of
 from vitctl.bench.timed_steps import (
-    BACKWARD,
-    DATA,
     LOG,
-    OPTIMIZER,
-    PARTS,
     WARM_UP,
     measure_steps,
     micro_batches,
@@ -37,7 +33,7 @@ from vitctl.bench.timed_steps import (
 )
 from vitctl.data.loader.batches import Batch, take
 from vitctl.engine.lanes import ByLanes
-from vitctl.engine.runtime import Computation, alone, num_workers
+from vitctl.engine.runtime import DATA, EXCHANGE, OPTIMIZER, PARTS, Computation, alone, num_workers
 from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.sharding import is_sharded
 from vitctl.engine.trainer import Trainer
@@ -53,12 +49,10 @@ from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.text import bytes_text, count_text
 
-COMMUNICATION = "communication"
-ONCE = (OPTIMIZER, COMMUNICATION, LOG)  # once per update, whatever its number of images
+ONCE = (OPTIMIZER, EXCHANGE, LOG)  # once per update, whatever its number of images
 _STEPS, _LARGEST, _RATE = 0.6, 0.3, 0.04  # shares of the budget
 _FEW_STEPS = 5  # with fewer, a note says so
 _MATRIX_SECONDS = 2.0  # upper bound: a quiet machine needs less
-_ROUNDS = 5  # rounds with and without communication; the first warms up
 # Expected FLOP/s of a training step on one thread and on a GPU, for the choice of a batch only.
 _THREAD_FLOPS, _GPU_FLOPS = 1e11, 2e14
 _STEP_SHARE, _PASS_SHARE = 0.05, 0.03  # of the budget, for an update and for a pass through the network
@@ -168,13 +162,12 @@ def _measure(
     matrix_seconds = min(_MATRIX_SECONDS, _RATE * budget.seconds)
     matrix = matrix_rate(runtime.device, runtime.precision, matrix_seconds)
     steps, peak_memory = measure_steps(trainer, budget.part(_STEPS))
-    split = {part: statistics.fmean(step[part] for step in steps) for part in PARTS}
+    split = {part: statistics.fmean(step[part] for step in steps) for part in (*PARTS, LOG)}
+    if runtime.num_processes == 1:
+        del split[EXCHANGE]
     if is_noise:
         del split[DATA]  # noise needs no loading
     batches = one_step(trainer)
-    if (exchange := communication(trainer, batches, budget)) is not None:
-        hidden = min(exchange, split[BACKWARD])
-        split |= {BACKWARD: split[BACKWARD] - hidden, COMMUNICATION: hidden}
     largest, sizes = None, list[Attempt]()
     if budget.left > 0:
         most = -(-recipe_batch // runtime.num_processes)
@@ -251,25 +244,6 @@ def one_step(trainer: Trainer) -> list[Batch]:
 def gradient_seconds(trainer: Trainer, batches: list[Batch]) -> float:
     """Return the seconds of one update's gradients, which are discarded."""
     return seconds_of(trainer.runtime.device, lambda: trainer.train_step.warm_up(batches))
-
-
-def communication(trainer: Trainer, batches: list[Batch], budget: Budget) -> float | None:
-    """Return the seconds per update of gradient exchange that the backward pass does not hide.
-
-    It is the difference between gradients with and without the exchange, in turns. None with one process, or
-    if the exchange cannot be disabled.
-    """
-    model, network = trainer.train_step.model, trainer.train_step.network
-    if model is network or is_sharded(network):
-        return None
-    pairs = []
-    for number in range(_ROUNDS):
-        budget.say(f"measuring communication, round {number + 1}")
-        together = gradient_seconds(trainer, batches)
-        with trainer.runtime.accelerator.no_sync(model):
-            pairs.append((together, gradient_seconds(trainer, batches)))
-    together, apart = (statistics.median(column) for column in zip(*pairs[1:], strict=True))
-    return float(max(0.0, together - apart))
 
 
 def largest_micro_batch(

@@ -1,29 +1,27 @@
 """Run a recipe's training steps as `pretrain` and `finetune` do, and time each part.
 
-Every moment of a step belongs to exactly one part. On a GPU the stamps are events in its stream, read after
-the last step: there is no device synchronisation, and the host's waits count only while the device is idle.
+Every moment of a step belongs to exactly one part, see `vitctl.engine.runtime.Clock`, or to its record.
 """
 
 import contextlib
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from vitctl.bench.largest_batch import peak_bytes, reset_peak
 from vitctl.bench.measuring import Budget
 from vitctl.data.loader.batches import Batch, take
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.runtime import Runtime, moment, seconds_between
+from vitctl.engine.runtime import Runtime, Stamps, part_seconds, seconds_between
 from vitctl.engine.trainer import Trainer
-from vitctl.engine.update import Sums, TrainStep, Update
+from vitctl.engine.update import TrainStep, Update
 from vitctl.errors import DataError
 from vitctl.jobs.finetune import finetune
 from vitctl.jobs.inputs.data import open_training_images
@@ -31,8 +29,7 @@ from vitctl.jobs.pretrain import pretrain
 from vitctl.recipe.schema import FewshotProbe, Finetune, LrSweep, Pretrain, Repeats
 from vitctl.recipe.sections import Evaluation
 
-DATA, FORWARD, BACKWARD, OPTIMIZER, LOG = "data", "forward", "backward", "optimizer", "log"
-PARTS = (DATA, FORWARD, BACKWARD, OPTIMIZER, LOG)
+LOG = "log"
 SYNTHETIC_IMAGES = 1_281_167
 WARM_UP = 2  # steps before the measured ones: the first allocates memory, including the optimizer's
 _JOBS: dict[str, Callable[..., Any]] = {"pretrain": pretrain, "finetune": finetune}
@@ -92,51 +89,11 @@ def with_training(recipe: Pretrain | Finetune, scratch: Path, measure: Callable[
         _JOBS[recipe.job](recipe, Path(folder), stop=StopFlag(), act=act)
 
 
-class Clock:
-    """Stamps between the parts of a step, which add up to the time of the step."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._stamps: list[tuple[str, Any]] = []
-
-    def switch(self, part: str) -> None:
-        """Count the time from here on as `part`. DATA begins a step."""
-        self._stamps.append((part, moment(self.device)))
-
-    def restart(self) -> None:
-        self._stamps.clear()
-
-    def steps(self) -> list[dict[str, float]]:
-        """Return the seconds of each part, for each complete step."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        steps: list[dict[str, float]] = []
-        for (part, begin), (_, end) in pairwise(self._stamps):
-            if part == DATA:
-                steps.append(dict.fromkeys(PARTS, 0.0))
-            steps[-1][part] += seconds_between(begin, end)
-        return steps if self._stamps and self._stamps[-1][0] == DATA else steps[:-1]
-
-
-def timed(trainer: Trainer, clock: Clock) -> Trainer:
-    """Return a copy of a trainer without end, scores and checkpoints, whose update stamps its parts.
-
-    Forward is the loss, with the copy of the images to the device and their normalisation. Backward ends when
-    the gradients of all micro-batches are added up, on all processes. The optimizer includes clipping and the
-    average. The rest, until the next step, is its record. The trainer must be before its first step.
+def timed(trainer: Trainer, taken: list[Stamps]) -> Trainer:
+    """Return a copy of a trainer without end, scores and checkpoints, whose updates add their stamps to
+    `taken`. The trainer must be before its first step.
     """
     step, recipe, never = trainer.train_step, trainer.recipe, {"every_steps": 0}
-
-    def objective(model: nn.Module, batch: Batch, number: int) -> Tensor:
-        clock.switch(FORWARD)
-        loss: Tensor = step.objective(model, batch, number)
-        clock.switch(BACKWARD)
-        return loss
-
-    def gradients(*given: Any) -> Sums:
-        sums = step.gradients(*given)
-        clock.switch(OPTIMIZER)
-        return sums
 
     def lr(number: int) -> float:
         return step.lr(number % max(1, trainer.total_steps))  # more steps may be measured than the run has
@@ -144,13 +101,13 @@ def timed(trainer: Trainer, clock: Clock) -> Trainer:
     class Timed(TrainStep):
         def update(self, *given: Any) -> Update:
             update = super().update(*given)
-            clock.switch(LOG)
+            taken.append(update.stamps)
             return update
 
     state, machine = trainer.state.at_the_start(), recipe.machine
     sections = {name: getattr(recipe, name).model_copy(update=never) for name in ("evaluation", "checkpoint")}
     sections["machine"] = machine.model_copy(update={"compile": False})  # already compiled
-    changed = {"objective": objective, "gradients": gradients, "lr": lr, "changing": state.changing}
+    changed = {"lr": lr, "changing": state.changing}
     return replace(
         trainer,
         recipe=recipe.model_copy(update=sections),
@@ -160,6 +117,14 @@ def timed(trainer: Trainer, clock: Clock) -> Trainer:
         total_steps=2**40,
         pending=deque(),
     )
+
+
+def step_parts(taken: Sequence[Stamps]) -> list[dict[str, float]]:
+    """Return the seconds of each part of all steps but the last, with LOG, the time until the next one."""
+    return [
+        part_seconds(one) | {LOG: seconds_between(one[-1][1], following[0][1])}
+        for one, following in pairwise(taken)
+    ]
 
 
 class _Enough(BaseException):
@@ -173,34 +138,32 @@ def measure_steps(trainer: Trainer, budget: Budget, least: int = 1) -> tuple[lis
     bytes.
     """
     device = trainer.runtime.device
-    clock = Clock(device)
-    looping = timed(trainer, clock)
+    taken: list[Stamps] = []
+    looping = timed(trainer, taken)
     looping.log.start(0, looping.facts, trains=False)
     with contextlib.suppress(_Enough):
-        looping.run_steps(_clocked(trainer, clock, budget, least))
-    return clock.steps(), peak_bytes(device)
+        looping.run_steps(_clocked(trainer, taken, budget, least))
+    taken.append(trainer.runtime.clock.taken())  # the last step ends where the next one began
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return step_parts(taken), peak_bytes(device)
 
 
-def _clocked(trainer: Trainer, clock: Clock, budget: Budget, least: int) -> Iterator[Batch]:
-    """Yield the training's micro-batches, with a stamp before each step, until the time is over."""
+def _clocked(trainer: Trainer, taken: list[Stamps], budget: Budget, least: int) -> Iterator[Batch]:
+    """Yield the training's micro-batches until the time is over."""
     batches, step, began = micro_batches(trainer), -WARM_UP, time.monotonic()
     while True:
         took, began = time.monotonic() - began, time.monotonic()
         if step == 1 - WARM_UP and budget.left < budget.seconds / 2:
             step = 0  # steps are so long that one warm-up step is enough
         if step == 0:
-            reset_peak(clock.device)
-            clock.restart()
-        clock.switch(DATA)
+            reset_peak(trainer.runtime.device)
+            taken.clear()
         if step >= least and _is_over(trainer.runtime, budget):
             raise _Enough
         longer = f"; a step takes {took:.0f} s" if took > max(1, budget.left) else ""
         budget.say((f"training step {step + 1}" if step >= 0 else "warming up") + longer)
-        given = 0
-        while given < len(trainer.own):
-            batch = next(batches)
-            given += len(batch)
-            yield batch
+        yield from take(batches, len(trainer.own))
         step += 1
 
 

@@ -396,6 +396,14 @@ FLAGS = (
         short="-n",
     ),
     Flag(
+        "--profile",
+        "log.profile",
+        str,
+        "Write a trace of these steps to RUN/profile: 20, 20-24, or 20-24@3 for process 3",
+        f"{_TRAIN} resume",
+        panel=MACHINE,
+    ),
+    Flag(
         "--precision",
         "machine.precision",
         str,

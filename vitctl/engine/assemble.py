@@ -36,6 +36,7 @@ from vitctl.engine.log import RunLog
 from vitctl.engine.losses import Mixing, Objective, classification
 from vitctl.engine.optimizer import Average, build_optimizer, trained_names
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.profile import profiled
 from vitctl.engine.runtime import (
     Runtime,
     check_same,
@@ -248,7 +249,8 @@ def assembled(
     gradients: Gradients = AllReduced(runtime, wrapped, recipe.seed)
     if lanes is not None:
         beside = torch.cuda.Stream() if is_cuda else None  # type: ignore[no-untyped-call]
-        tree = LaneSum(lanes, runtime.rank, runtime.num_processes, runtime.nodes, beside)
+        shared = runtime.rank, runtime.num_processes, runtime.nodes
+        tree = LaneSum(lanes, *shared, beside, runtime.clock.switch)
         gradients = ByLanes(runtime, model, recipe.seed, tree)
     flops = computed_flops(
         model.config,
@@ -314,12 +316,15 @@ def assembled(
         changing=state.changing,
         holding=Narrowed(model) if narrow else nullcontext,
     )
+    batches = partial(batches, micro_batch=micro_batch, num_workers=workers)
+    if asked := recipe.log.profile:
+        batches = partial(profiled, batches, asked, len(own), runtime, run.folder)
     return Trainer(
         recipe,
         runtime,
         run.stop,
         own=own,
-        batches=partial(batches, micro_batch=micro_batch, num_workers=workers),
+        batches=batches,
         facts=facts,
         state=state,
         log=log,

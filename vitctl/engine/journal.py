@@ -36,6 +36,7 @@ from vitctl.system.text import count_text, escaped_json
 RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
 # One line per step, and marks of its samples and gradients.
 STEP_RECORDS, TRACE = "steps.jsonl", "trace.bin"
+LINE_BYTES, MARKS_BYTES = 320, 64 * 2**20  # of a step in steps.jsonl, and of trace.bin at most
 # A checkpoint's tensor files: NAME.safetensors, or NAME-00001-of-00004.safetensors and so on for a sharded
 # run. The average and the adapters are optional.
 MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
 from vitctl.data.source.order import Lanes, Tree, subtrees
-from vitctl.engine.runtime import Runtime, seed_step, sent
+from vitctl.engine.runtime import BACKWARD, EXCHANGE, Runtime, seed_step, sent
 from vitctl.engine.update import Backward, Sums, batch_counts, in_order
 from vitctl.models.blocks import trainable
 
@@ -36,7 +36,8 @@ def added(tree: Tree, known: Callable[[Tree], Tensors | None]) -> Tensors:
 class LaneSum:
     """Sums gradients and counts over the leaves of the global batch.
 
-    `nodes`: see `Runtime.nodes`. `stream` exchanges sums while a GPU computes; None on a CPU.
+    `nodes`: see `Runtime.nodes`. `stream` exchanges sums while a GPU computes; None on a CPU. `switch`: see
+    `Clock`.
     """
 
     lanes: Lanes
@@ -44,6 +45,7 @@ class LaneSum:
     num_processes: int
     nodes: tuple[int, Any, Any] | None = None
     stream: Any = None
+    switch: Callable[[str], None] = lambda _: None
 
     @property
     def own(self) -> range:
@@ -90,7 +92,9 @@ class LaneSum:
                 hooks.enter_context(parameter.register_post_accumulate_grad_hook(partial(ready, place)))
             gradients = leaf(node)
         if self.stream is not None:
+            self.switch(EXCHANGE)
             _cuda.current_stream().wait_stream(self.stream)
+            self.switch(BACKWARD)
         return gradients
 
     def table(self, rows: Tensor) -> Tensor:
@@ -106,6 +110,7 @@ class LaneSum:
         """Put a bucket's sum into this process's last subtree of it."""
         if self.stream is not None:
             self.stream.wait_stream(_cuda.current_stream())
+        self.switch(EXCHANGE)  # no time at all beside the stream
         with _cuda.stream(self.stream):
             sizes = [tensor.numel() for tensor in mine[-1]]
             rest = mine[-1][0].new_zeros(-sum(sizes) % self.num_processes)
@@ -113,6 +118,7 @@ class LaneSum:
             parts = torch.split(self._completed(torch.stack(flat), *self.stages)[: sum(sizes)], sizes)
             shaped = [part.view_as(tensor) for part, tensor in zip(parts, mine[-1], strict=True)]
             torch._foreach_copy_(mine[-1], shaped)
+        self.switch(BACKWARD)
 
     def _completed(self, sums: Tensor, *stages: tuple[Any, list[range]]) -> Tensor:
         """Return a part's sum `[S]` from this process's subtrees `[K, S]`; each member completes a block."""
@@ -181,4 +187,5 @@ class ByLanes:
             parameter.grad = gradient
         counts = torch.cat([batch_counts([batch], stopped) for batch in micro_batches])
         rows = torch.cat([torch.stack(losses).double()[:, None], sent(counts, self.runtime.device)], dim=1)
+        self.runtime.clock.switch(EXCHANGE)
         return Sums(*in_order([*self.lane_sum.table(rows)]))

@@ -26,10 +26,10 @@ from vitctl.engine.journal import (
 )
 from vitctl.engine.losses import Normalise
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.runtime import Runtime, seconds_between, slowest
+from vitctl.engine.runtime import DATA, FORWARD, PARTS, Runtime, Stamps, part_seconds, slowest
 from vitctl.engine.sharding import is_sharded, local
-from vitctl.engine.trace import Recorder, read_steps, record_problem, weights_checksum
-from vitctl.engine.update import Moments, Result
+from vitctl.engine.trace import Recorder, record_problem, weights_checksum
+from vitctl.engine.update import Result
 from vitctl.errors import VitctlError
 from vitctl.models.build import Model
 from vitctl.recipe.known import Comparison, known_in_words
@@ -39,6 +39,8 @@ from vitctl.system.remote import GaveUpError
 
 SKIPPED = "skipped.jsonl"
 BAD_SAMPLES = "bad_samples*.jsonl"  # rank 0's has no number
+MEMORY = ("allocated", "reserved", "peak")  # bytes of a GPU, the most of all processes
+_RANKS = 64  # with more processes a phase has the least, the median and the largest share
 _PIXELS_OF = 64  # images per step, on the main process, whose pixels are logged
 
 
@@ -71,7 +73,7 @@ class RunLog:
         self._own, self._total_steps, self._normalise, self._stop = own, total_steps, normalise, stop
         self._known = self._comparison(())
         self._recorder: Recorder | None = None
-        self._slowest: dict[str, Any] = {}
+        self._times: dict[str, Any] = {}
         self.start_clock(0)
 
     # Steps
@@ -84,9 +86,12 @@ class RunLog:
         `facts` say how it computes; `checkpoint` is the digest of the loaded one, "" for the start weights.
         """
         if self._recipe.log.trace:
-            size = self._recipe.schedule.batch_size
+            size, steps = (
+                self._recipe.schedule.batch_size,
+                (self._total_steps, self._recipe.checkpoint.every_steps),
+            )
             self._recorder = Recorder(
-                self.folder, self.journal, self._runtime, self._network, self._own, size
+                self.folder, self.journal, self._runtime, self._network, self._own, size, steps
             )
             self._recorder.start(step, facts, checkpoint)
         if trains:
@@ -107,8 +112,7 @@ class RunLog:
         self,
         step: int,
         result: Result,
-        waited: float,
-        forward: Moments,
+        stamps: Stamps,
         batches: list[Batch],
         *,
         num_bad: int,
@@ -116,8 +120,7 @@ class RunLog:
     ) -> None:
         """Record a step, its unreadable images and a skipped update; every log.every_steps also in the log.
 
-        `step` counts this one; `waited` are the seconds that the loop waited for images, or a GPU was idle;
-        `num_bad` and `num_skipped` are totals so far.
+        `step` counts this one; `stamps` are of its parts; `num_bad` and `num_skipped` are totals so far.
         """
         for batch in batches:
             for sample, key, reason in batch.bad:
@@ -130,12 +133,10 @@ class RunLog:
         # The record waits for the other processes, which log nothing else for such a step.
         if not (result.num_bad or result.skipped):
             self.begun = step
-        self._waited += waited
-        self._forward.extend(forward)
+        for part, seconds in part_seconds(stamps).items():
+            self._parts[part] += seconds
         if is_logged:
-            own = [self._waited, sum(seconds_between(*one) for one in self._forward)]
-            seconds = self._runtime.gather(torch.tensor(own, dtype=torch.float64), everywhere=False)
-            self._slowest = slowest(seconds, time.perf_counter() - self._window[0])
+            self._gather()
         if self._recorder is not None:
             with_weights = is_logged or is_due(step, self._recipe.checkpoint.every_steps)
             self._recorder.add(step, result, batches, weights=with_weights)
@@ -158,9 +159,9 @@ class RunLog:
                 loss=result.loss,
                 lr=result.lr,
                 images_per_second=rate,
-                data_wait=self._waited / seconds,
+                data_wait=self._parts[DATA] / seconds,
                 num_bad=counts["num_bad"],
-                **self._slowest,
+                **self._times,
             )
             return
         images = torch.cat([batch.images[:_PIXELS_OF] for batch in micro_batches[:_PIXELS_OF]])
@@ -176,17 +177,33 @@ class RunLog:
             images_per_second=round(rate, 2),
             tflops=round(flops / 1e12, 4),
             mfu=round(flops / peak, 4) if peak else None,
-            data_wait=round(self._waited / seconds, 4),
+            data_wait=round(self._parts[DATA] / seconds, 4),
             **counts,
-            **self._slowest,
+            **self._times,
             **self._compare(step, loss=result.loss, pixel_std=pixel_std),
         )
         self._runtime.accelerator.log(numbers, step=step)
         self.start_clock(step)
 
     def start_clock(self, step: int) -> None:
-        self._window, self._waited = (time.perf_counter(), step), 0.0
-        self._forward: Moments = []
+        self._window, self._parts = (time.perf_counter(), step), dict.fromkeys(PARTS, 0.0)
+
+    def _gather(self) -> None:
+        """Collect where the time of all processes goes since the last logged step, and the memory of GPUs."""
+        device, length = self._runtime.device, time.perf_counter() - self._window[0]
+        own = [*self._parts.values(), *memory_of(device)]
+        table = self._runtime.gather(torch.tensor(own, dtype=torch.float64), everywhere=False)
+        self._times = slowest([row[[PARTS.index(DATA), PARTS.index(FORWARD)]] for row in table], length)
+        if not table:
+            return
+        columns = torch.stack(table).T
+        if len(table) > _RANKS:
+            columns = columns.sort(dim=1).values[:, [0, len(table) // 2, -1]]
+        shares = [[round(share, 4) for share in row] for row in (columns / length).tolist()]
+        self._times["phases"] = dict(zip(PARTS, shares, strict=False))
+        if device.type == "cuda":
+            most = columns[len(PARTS) :].amax(dim=1).long().tolist()
+            self._times["gpu_memory"] = dict(zip(MEMORY, most, strict=True))
 
     def _skipped_record(self, step: int, result: Result, batches: list[Batch]) -> Record:
         """Return a line of skipped.jsonl, with numbers as strings, since JSON lacks infinity.
@@ -286,7 +303,7 @@ class RunLog:
         """Return why the records do not match a checkpoint that has been loaded."""
         weights = "" if is_sharded(self._network) else weights_checksum(self._network)
         try:
-            return record_problem(saved, read_steps(self.folder), weights)
+            return record_problem(saved, weights)
         except VitctlError as error:
             return str(error)
 
@@ -301,6 +318,12 @@ class RunLog:
         if step:
             self.journal.write("resume", step=step, total_steps=self._total_steps)
         records_agreed(run_of(self.folder))
+
+
+def memory_of(device: torch.device) -> list[int]:
+    """Return the bytes of `MEMORY` on a GPU, without waiting for it; nothing on a CPU."""
+    of = torch.cuda.memory_allocated, torch.cuda.memory_reserved, torch.cuda.max_memory_allocated
+    return [number(device) for number in of] if device.type == "cuda" else []
 
 
 def is_due(step: int, every: int) -> bool:

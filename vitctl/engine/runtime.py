@@ -8,10 +8,11 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -473,6 +474,50 @@ def seconds_between(begin: Any, end: Any) -> float:
     return float(end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3)
 
 
+# Parts of a step. The exchange is what the backward pass does not hide: its wait for the other processes.
+DATA, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER = "data", "forward", "backward", "exchange", "optimizer"
+PARTS = (DATA, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER)
+Stamps = list[tuple[str, Any]]  # (part, the moment when it began); the last one ends the step
+
+
+class Clock:
+    """Stamps where the parts of a step begin, once it is `named` also as regions of torch's profiler.
+
+    On a GPU they are events in its stream: there is no device synchronisation, and the host's waits count
+    only while the device is idle.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stamps, self._regions = device, Stamps(), ExitStack()
+        self._names_in = 0  # thread, in which a region ends as it began
+
+    def switch(self, part: str) -> None:
+        """Count the time from here on as `part`."""
+        self._stamps.append((part, moment(self._device)))
+        if self._names_in == threading.get_ident():
+            self._regions.close()
+            if part:
+                self._regions.enter_context(torch.profiler.record_function(part))
+
+    def named(self, is_named: bool) -> None:
+        self._regions.close()
+        self._names_in = threading.get_ident() * is_named
+
+    def taken(self) -> Stamps:
+        """Return the stamps since the last call, the last of now."""
+        self.switch("")
+        found, self._stamps = self._stamps, Stamps()
+        return found
+
+
+def part_seconds(stamps: Stamps) -> dict[str, float]:
+    """Return the seconds of each part, once the last moment has passed."""
+    seconds = dict.fromkeys(PARTS, 0.0)
+    for (part, begin), (_, end) in pairwise(stamps):
+        seconds[part] += seconds_between(begin, end)
+    return seconds
+
+
 _SLOW, _SLOW_SECONDS = 0.1, 1.0  # least share of the time, and least seconds
 
 
@@ -599,6 +644,10 @@ class Runtime(Computation):
             model, device_placement=False, evaluation_mode=is_sharded(model) or not ddp
         )
         return wrapped
+
+    @cached_property
+    def clock(self) -> Clock:
+        return Clock(self.device)
 
     @cached_property
     def transfer(self) -> Transfer:

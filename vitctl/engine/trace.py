@@ -28,6 +28,7 @@ from vitctl.engine.checkpoint import SavedCheckpoint
 from vitctl.engine.journal import (
     LOG,
     LOG_HEAD,
+    MARKS_BYTES,
     STATE,
     STEP_RECORDS,
     STEPS_HEAD,
@@ -48,6 +49,7 @@ FORMAT = "vitctl-steps/1"
 # augmentation and before mixing, labels.
 PARTS = ("samples", "bytes", "pixels", "labels")
 
+MARKED = 5  # steps whose marks are kept after each checkpoint, if not of all: `--replay any` repeats them
 _SLOTS = 4  # 16-bit marks in a word
 _HEADER = struct.Struct("<16sIIQ")
 _MAGIC = b"vitctl-trace/1"
@@ -147,7 +149,7 @@ class Recorder:
     """Writes the record of each step of a run; all processes call it, the main one writes.
 
     `journal` holds lines that cannot be written yet; `model` is unwrapped; `positions` are those of this
-    process's samples in a global batch.
+    process's samples in a global batch. `steps` are those of the run, and between two checkpoints.
     """
 
     folder: Path
@@ -156,6 +158,7 @@ class Recorder:
     model: nn.Module
     positions: range
     batch_size: int
+    steps: tuple[int, int] = (0, 0)
 
     def start(self, step: int, facts: Mapping[str, Any], checkpoint: str = "") -> None:
         """Record how a start of the run computes, before its first step, and cut the marks of later steps.
@@ -185,14 +188,14 @@ class Recorder:
         with os.fdopen(no_links(str(path), os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as file:
             if header is None or header.size != size or header.first > step:
                 file.truncate(0)
-                file.write(_HEADER.pack(_MAGIC, size, 0, step))
+                file.write(_HEADER.pack(_MAGIC, size, marks_every(size, *self.steps), step))
             else:
                 file.truncate(min(os.fstat(file.fileno()).st_size, header.begin(step + 1)))
 
     def _write_marks(self, step: int, marks: np.ndarray) -> bool:
         """Write the marks of a step. Return whether all of them are in the file."""
         header = read_marks_header(self.folder / TRACE)
-        if header is None or header.size < marks.nbytes:
+        if header is None or header.size < marks.nbytes or not header.keeps(step):
             return False
         try:
             with os.fdopen(no_links(str(self.folder / TRACE), os.O_RDWR), "r+b", buffering=0) as file:
@@ -204,28 +207,48 @@ class Recorder:
 
 @dataclass(frozen=True)
 class MarksHeader:
-    """The header of trace.bin: bytes per step, and finished steps before the first marks."""
+    """The header of trace.bin: bytes per step, finished steps before the first marks, and `marks_every`."""
 
     size: int
     first: int
+    every: int = 0
+
+    def keeps(self, step: int) -> bool:
+        return not self.every or (step - 1) % self.every < MARKED
 
     def begin(self, step: int) -> int:
-        return _HEADER.size + (step - 1 - self.first) * self.size
+        return _HEADER.size + (self._before(step) - self._before(self.first + 1)) * self.size
+
+    def _before(self, step: int) -> int:
+        """Return how many steps before this one keep their marks."""
+        rounds, rest = divmod(step - 1, self.every) if self.every else (0, step - 1)
+        return MARKED * rounds + (min(rest, MARKED) if self.every else rest)
+
+
+def marks_every(size: int, total_steps: int, every_steps: int) -> int:
+    """Return after how many steps the next MARKED keep their marks, of `size` bytes; 0: all steps do.
+
+    It is a multiple of `every_steps`, those between two checkpoints, and bounds trace.bin by MARKS_BYTES.
+    """
+    if total_steps * size <= MARKS_BYTES:
+        return 0
+    unit = max(1, every_steps)
+    return unit * -(-MARKED * total_steps * size // (MARKS_BYTES * unit))
 
 
 def read_marks_header(path: Path) -> MarksHeader | None:
     try:
         with open_regular(path, error=CheckpointError) as file:
-            magic, size, _, first = _HEADER.unpack(file.read(_HEADER.size))
+            magic, size, every, first = _HEADER.unpack(file.read(_HEADER.size))
     except (CheckpointError, OSError, struct.error):
         return None
-    return MarksHeader(size, first) if magic.rstrip(b"\0") == _MAGIC and 0 < size < 2**31 else None
+    return MarksHeader(size, first, every) if magic.rstrip(b"\0") == _MAGIC and 0 < size < 2**31 else None
 
 
 def read_marks(path: Path, step: int, crc: str, count: int) -> np.ndarray | None:
     """Return the `count` marks of a step; None if trace.bin lacks those with the CRC-32 of its line."""
     header = read_marks_header(path)
-    if header is None or step <= header.first or 2 * count > header.size:
+    if header is None or step <= header.first or 2 * count > header.size or not header.keeps(step):
         return None
     try:
         with open_regular(path, error=CheckpointError) as file:
@@ -344,7 +367,15 @@ def _parsed(line: bytes, where: str) -> StepLine | StartLine | None:
         raise CheckpointError(where, f"not a record of a step ({name[:80]}); the file was modified") from None
 
 
-def record_problem(saved: SavedCheckpoint, steps: Steps | None, weights: str = "") -> str:
+def _weights_after(folder: Path, step: int) -> str:
+    """Return the recorded digest of the weights after a step, or ""; no other line is parsed."""
+    path, begin = folder / STEP_RECORDS, f'{{"step": {step}, '.encode()
+    lines = [line for line in whole_lines(path) if line.startswith(begin)] if path.exists() else []
+    record = _parsed(lines[-1], str(path)) if lines else None
+    return record.weights if record is not None else ""
+
+
+def record_problem(saved: SavedCheckpoint, weights: str = "") -> str:
     """Return why a run's records do not match its checkpoint; "" if they do. See also `foreign`.
 
     `weights` is the checkpoint's `weights_checksum`, or "" to skip them.
@@ -356,7 +387,6 @@ def record_problem(saved: SavedCheckpoint, steps: Steps | None, weights: str = "
         if end and not begins(run / name, end):
             is_there = (run / name).exists()
             return f"{name} is {'not the one that it was saved with: it was changed' if is_there else 'gone'}"
-    line = steps.by_step.get(saved.step) if steps is not None else None
-    if weights and line is not None and line.weights and line.weights != weights:
+    if weights and _weights_after(run, saved.step) not in ("", weights):
         return f"its weights are not those that {STEP_RECORDS} has after step {saved.step}"
     return ""

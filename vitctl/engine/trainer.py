@@ -16,7 +16,7 @@ from vitctl.data.loader.batches import Batch, take
 from vitctl.engine.evaluation import Score
 from vitctl.engine.log import SKIPPED, RunLog, is_due
 from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.runtime import Runtime, moment, seconds_between, stop_together
+from vitctl.engine.runtime import DATA, Runtime, stop_together
 from vitctl.engine.state import RunState
 from vitctl.engine.update import TrainStep, Update
 from vitctl.errors import DataError
@@ -83,8 +83,8 @@ class Trainer:
     total_steps: int
     steps_behind: int
     warms_up: bool = False
-    # Not read from the device yet: step, update, moments around the wait for its images, these.
-    pending: deque[tuple[int, Update, tuple[Any, Any], list[Batch]]] = field(default_factory=deque)
+    # Not read from the device yet: step, update, its images.
+    pending: deque[tuple[int, Update, list[Batch]]] = field(default_factory=deque)
     graphs: int = 0  # that torch compiled at the start
 
     def fit(self) -> Score | None:
@@ -134,14 +134,13 @@ class Trainer:
             self.log.start_clock(state.step)
             while state.step < self.total_steps:
                 # Wait for the images of the step; the device still computes the step before.
-                began = moment(self.runtime.device)
+                self.runtime.clock.switch(DATA)
                 micro_batches = take(batches, len(self.own), self.stop.miss_images)
-                waited = began, moment(self.runtime.device)
                 # Tell the device to compute the step; `RunState.changing` counts it. The update carries this
                 # process's stop flag: all processes learn of a signal, or that one has no images, at the same
                 # step, without another exchange.
                 update = self.train_step.update(state.step, micro_batches, self.stop.raised)
-                self.pending.append((state.step, update, waited, micro_batches))
+                self.pending.append((state.step, update, micro_batches))
                 # On a GPU read and log the numbers of the step before, so that it never waits for the next
                 # batch; those of all steps before one is logged, scored or saved. Only here the host waits
                 # for the device, and the loop ends early.
@@ -198,7 +197,7 @@ class Trainer:
         """
         stopped, counts = False, self.state.counts
         while len(self.pending) > keep:
-            step, update, waited, batches = self.pending.popleft()
+            step, update, batches = self.pending.popleft()
             result = update.result()
             stopped = stopped or result.stop
             if result.lost:  # it and those after it changed nothing, on any process
@@ -206,15 +205,8 @@ class Trainer:
                 self.state.go_to(step - 1)
                 break
             counts.add(result)
-            self.log.add(
-                step,
-                result,
-                seconds_between(*waited),
-                update.forward,
-                batches,
-                num_bad=counts.num_bad,
-                num_skipped=counts.num_skipped,
-            )
+            own = counts.num_bad, counts.num_skipped
+            self.log.add(step, result, update.stamps, batches, num_bad=own[0], num_skipped=own[1])
             # Checks that end the run come last: the step and its log are complete.
             self._check_budget(step)
             counts.check_progress(step, result, self.log.folder / SKIPPED)

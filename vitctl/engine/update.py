@@ -5,22 +5,32 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.optim import Optimizer
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.losses import Objective
 from vitctl.engine.optimizer import Average, clip_gradients, take_step
-from vitctl.engine.runtime import Fetched, Runtime, moment, seed_step, sent
+from vitctl.engine.runtime import (
+    BACKWARD,
+    EXCHANGE,
+    FORWARD,
+    OPTIMIZER,
+    Fetched,
+    Runtime,
+    Stamps,
+    seed_step,
+    sent,
+)
 from vitctl.engine.sharding import synced
 from vitctl.models.blocks import train_mode
 from vitctl.models.build import Model
 from vitctl.system.process import HERE
 
-Moments = list[tuple[Any, Any]]  # (begin, end), see `moment`
 Backward = Callable[[Batch, int, float], Tensor]  # (batch, step, scale of its loss) -> its summed loss
 
 
@@ -94,10 +104,12 @@ class TrainStep:
         processes learn at the same step that one of them was `stopped`.
         """
         HERE.arrive("the sum of gradients")
+        clock = self.runtime.clock
+        clock.switch(FORWARD)
         train_mode(self.model)
-        forward: Moments = []
         with self.holding():
-            sums = self.gradients(partial(self._backward, forward), step, micro_batches, stopped)
+            sums = self.gradients(self._backward, step, micro_batches, stopped)
+        clock.switch(OPTIMIZER)
         # More updates may be queued before the host knows that one was lost: they are lost too.
         self.lost = sums.num_lost if self.lost is None else self.lost + sums.num_lost
         sums = sums._replace(num_lost=self.lost)
@@ -113,18 +125,25 @@ class TrainStep:
         names = tuple(name for name, p in self.network.named_parameters() if p.grad is not None)
         self.network.zero_grad(set_to_none=True)
         numbers = torch.cat([torch.stack([*sums, norm.double()]), each.double()])
-        return Update(Fetched(numbers.detach()), lr, names, forward)
+        stamps = clock.taken()  # before the numbers are sent: whoever has them may read the times, too
+        return Update(Fetched(numbers.detach()), lr, names, stamps)
 
     def warm_up(self, micro_batches: list[Batch]) -> None:
         """Compute the gradients of one update and discard them, so that torch.compile compiles now."""
         train_mode(self.model)
-        self.gradients(partial(self._backward, []), 0, micro_batches, False)
+        self.gradients(self._backward, 0, micro_batches, False)
         self.network.zero_grad(set_to_none=True)
+        self.runtime.clock.taken()
 
-    def _backward(self, forward: Moments, batch: Batch, step: int, scale: float) -> Tensor:
-        began = moment(self.runtime.device)
+    def _backward(self, batch: Batch, step: int, scale: float) -> Tensor:
+        clock = self.runtime.clock
+        clock.switch(FORWARD)
         loss = self.objective(self.model, batch, step)
-        forward.append((began, moment(self.runtime.device)))
+        clock.switch(BACKWARD)
+        if scale > 1:  # DDP and FSDP wait for the others at the end of the pass, after this callback
+            ends = partial(clock.switch, EXCHANGE)
+            queue = Variable._execution_engine.queue_callback
+            loss.register_hook(lambda _: queue(ends))  # type: ignore[no-untyped-call]
         torch.autograd.backward(loss * (scale / self.batch_size))
         return loss.detach()
 
@@ -153,6 +172,7 @@ class AllReduced:
                     # DDP and FSDP divide the sum by the number of processes.
                     losses.append(backward(batch, step, self.runtime.num_processes))
         counts = sent(batch_counts(micro_batches, stopped).sum(dim=0), self.runtime.device)
+        self.runtime.clock.switch(EXCHANGE)
         return Sums(*self.runtime.add(torch.cat([in_order(losses)[None], counts])))
 
 
@@ -206,13 +226,14 @@ class Result:
 class Update:
     """An update that is queued on the device; `result` waits for it.
 
-    `numbers` are float64: `Sums`, the gradient's norm, then that of each of `parameters`.
+    `numbers` are float64: `Sums`, the gradient's norm, then that of each of `parameters`. `stamps` are those
+    of its parts.
     """
 
     numbers: Fetched
     lr: float
     parameters: tuple[str, ...]
-    forward: Moments
+    stamps: Stamps
 
     def result(self) -> Result:
         numbers = self.numbers.wait()

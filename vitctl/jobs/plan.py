@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from vitctl.data.datasets.catalog import find_data_set, is_photographs, known_size, no_data
 from vitctl.data.source.locate import locate_splits, no_index
 from vitctl.data.source.views import Source, check_labels
+from vitctl.engine.journal import LINE_BYTES, MARKS_BYTES
 from vitctl.engine.schedule import (
     batch_too_large,
     checked_steps,
@@ -196,6 +197,12 @@ class TrainingPlan:
     def disk_bytes(self) -> int:
         kept = self.recipe.checkpoint
         return self.checkpoint_bytes * (kept.keep_last + kept.keep_best + 1)
+
+    @property
+    def record_bytes(self) -> int:
+        """Return about the size of steps.jsonl and trace.bin; a block has about 16 tensors."""
+        marks = 2 * (self.recipe.schedule.batch_size + 16 * getattr(self.config, "depth", 0))
+        return (self.steps * LINE_BYTES + min(MARKS_BYTES, self.steps * marks)) * self.recipe.log.trace
 
     @property
     def copy_bytes(self) -> int:

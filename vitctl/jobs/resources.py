@@ -50,6 +50,7 @@ Precision = Literal["float32", "tf32", "bf16", "float64"]
 USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
 CPU_SHARE = 0.33  # of the rate of a product, on a CPU: smoke reaches 20 %, S/16 34 %
 RUNTIME_BYTES = 600 * 2**20  # of a process: Python, torch and its libraries; benchmarks/plan_memory.py
+LAUNCHER_BYTES = 640 * 2**20  # of a node with several processes: vitctl and accelerate, measured
 
 
 def precision_of(machine: Machine) -> Precision:

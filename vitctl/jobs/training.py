@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from vitctl.data.images.transforms import EvalTransform
@@ -47,9 +48,12 @@ from vitctl.jobs.record.result import (
     logged_scores,
     logged_test,
 )
+from vitctl.jobs.resources import busiest, expected
 from vitctl.models.blocks import compile_errors
 from vitctl.models.build import Model
+from vitctl.models.flops import known_device
 from vitctl.models.kernels import attention_of, is_compiled
+from vitctl.models.roofline import GPUS, Estimate
 from vitctl.models.variants import Config
 from vitctl.models.weights.containers import read_later
 from vitctl.models.weights.weights_file import weights_digest
@@ -440,6 +444,8 @@ def train(
         compile_errors(run.stop.check) if recipe.machine.compile else nullcontext(),
     ):
         trainer = assembled(recipe, run, model, images, meta, score, test=test, **options)
+        if runtime.device.type == "cuda" and isinstance(recipe, Pretrain | Finetune):
+            _expect(recipe, trainer, torch.cuda.get_device_name(runtime.device))
         with tracking(runtime, recipe, run.folder):
             last = (run.act or Trainer.fit)(trainer)
             if images.tested is not None and run.act is None:
@@ -450,6 +456,18 @@ def train(
         return None
     _, chosen = choose_weights(run.folder, "best", by_size=True)
     return logged_scores(run.folder)[chosen.step or 0]
+
+
+def _expect(recipe: Pretrain | Finetune, trainer: Trainer, device_name: str) -> None:
+    """Log the rate that the plan expects of this GPU, with which `runs show` compares the run's."""
+    device, micro_batch = known_device(device_name), trainer.facts["micro_batch"]
+    if device not in GPUS:
+        return
+    config, most = trainer.state.network.config, busiest(recipe, micro_batch)
+    found = expected(config, recipe, None, device, micro_batch or most[0], most)
+    if isinstance(found, Estimate):
+        rate = round(found.images_per_second * recipe.machine.processes, 1)
+        trainer.log.journal.write("expected", step=0, mfu=round(found.mfu, 4), images_per_second=rate)
 
 
 def _test(trainer: Trainer, run: RunContext, tested: Source) -> None:

@@ -260,16 +260,27 @@ class Checkpoint(Section):
     )
 
 
+def _profiled(text: str) -> str:
+    if text and not re.fullmatch(r"\d+(-\d+)?(@\d+)?", text):
+        raise ValueError(f"'{text}' should be a step such as 20, or steps such as 20-24, or 20-24@3")
+    return text
+
+
 class Log(Section):
     every_steps: int = knob(
         50, "a record in log.jsonl, and a line where there is no terminal", unit="steps", ge=1
+    )
+    profile: Annotated[str, AfterValidator(_profiled)] = knob(
+        "",
+        "steps to profile, such as 20 or 20-24, or 20-24@3 in process 3: RUN/profile gets a trace by torch, "
+        "and on a GPU the history of its memory",
     )
     trackers: Names = knob((), "accelerate trackers, e.g. ['tensorboard']")
     trace: bool = knob(
         True,
         "record every step for `vitctl verify`: a line in steps.jsonl (loss, norm, learning rate, digests of "
         "the batch), and in "
-        "trace.bin 2 bytes for each image of a batch and each parameter",
+        "trace.bin 2 bytes for each image of a batch and each parameter, of so many steps as fit in 64 MiB",
     )
 
 

@@ -308,6 +308,7 @@ SYNONYMS = {
     "recovery_interval": Synonym("checkpoint.every_steps"),
     "save_total_limit": Synonym("checkpoint.keep_last"),
     "checkpoint_hist": Synonym("checkpoint.keep_best"),
+    "profiler": Synonym("--profile", "steps: 20, or 20-24"),
     "logging_steps": Synonym("log.every_steps"),
     "log_interval": Synonym("log.every_steps"),
     "print_freq": Synonym("log.every_steps"),

@@ -191,7 +191,7 @@ def _check_checkpoints(training: Training, intact: list[SavedCheckpoint]) -> Ite
     for path in paths:
         try:
             saved = read_checkpoint(path)
-            problem = foreign(saved, named) or record_problem(saved, training.steps)
+            problem = foreign(saved, named) or record_problem(saved)
         except (VitctlError, OSError) as error:
             yield differs("checkpoint", str(error))
             continue

@@ -135,6 +135,7 @@ class Rerun:
 
     def _machine(self) -> list[Override]:
         values: dict[str, Any] = {"machine.processes": 1, "log.trackers": (), "log.trace": True}
+        values["log.profile"] = ""
         if isinstance(self.loaded.recipe, Pretrain | Finetune):
             values["machine.sharding"] = "none"
         if self.built_from is not None:

@@ -276,13 +276,14 @@ def _expected(plan: "TrainingPlan", devices: Sequence[str]) -> str:
 
 
 def _host(plan: "TrainingPlan", nodes: int) -> str:
-    from vitctl.jobs.resources import RUNTIME_BYTES
+    from vitctl.jobs.resources import LAUNCHER_BYTES, RUNTIME_BYTES
 
     m = plan.recipe.machine
     each = "each process" if m.shards(m.processes) > 1 else "process 0"
     copy = f", copy of a checkpoint {bytes_text(plan.copy_bytes)} in {each}" if plan.copy_bytes else ""
     local = count_text(m.processes // nodes, "process", "processes")
-    return f"{local} a node, runtime {bytes_text(RUNTIME_BYTES)} each{copy}"
+    launcher = f", launcher {bytes_text(LAUNCHER_BYTES)} a node" * (m.processes > 1)
+    return f"{local} a node, runtime {bytes_text(RUNTIME_BYTES)} each{launcher}{copy}"
 
 
 def _detail_rows(plan: "TrainingPlan", nodes: int) -> Iterator[tuple[str, str]]:
@@ -293,6 +294,7 @@ def _detail_rows(plan: "TrainingPlan", nodes: int) -> Iterator[tuple[str, str]]:
 
     yield "of a process", ", ".join(f"{kind} {bytes_text(size)}" for kind, size in plan.memory.items())
     yield "host", _host(plan, nodes)
+    yield "records", f"{bytes_text(plan.record_bytes)} on disk for steps.jsonl and trace.bin"
     recipe, seconds = plan.recipe, plan.step_seconds
     if seconds and not recipe.data.synthetic and not isinstance(plan.expected, str):
         rate = recipe.schedule.batch_size / seconds

@@ -229,8 +229,6 @@ def show_model(r: Mapping[str, Any]) -> None:
     show_table(("", ""), _model_rows(r), left=None, title=f"bench model: {r['recipe']}")
     CONSOLE.print()
     show_split(r["split"], r["batch_size"], r["seconds"])
-    if r["processes"] > 1 and "communication" not in r["split"]:
-        say("communication: part of backward here, where it cannot be left out")
     _say_notes(r)
 
 

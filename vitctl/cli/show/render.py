@@ -23,6 +23,7 @@ from vitctl.system.text import rate_text, share_text
 _OVERTAKEN_SECONDS = 5.0
 _SILENT_SECONDS = 30.0  # without a terminal: longest time between two lines of a running training
 _RATE_SECONDS = 3600.0  # window of the time-left estimate; long enough for slow steps
+_VIEWERS = {".gz": "https://ui.perfetto.dev", ".pickle": "https://pytorch.org/memory_viz"}
 _BRIEF = ("progress", "train", "now")  # kinds of records that a terminal shows in the view only
 
 
@@ -168,6 +169,7 @@ _LINES = {
     "test": "the chosen weights, of step {step}, scored once on the test images: {accuracy:.2%}",
     "fewshot": "{shots}-shot accuracy {accuracy:.2%}",
     "probe": "{data_set}  {head}: {chosen}",
+    "expected": "the plan expects {images_per_second:,.0f} images/s, {mfu:.0%} of the GPU's peak",
     "setting": "lr {lr:g}, {total_steps:,} steps: mean on the validation images {accuracy:.2%}",
     "task": "{task}  accuracy {accuracy:.2%}",
     "export": "{path}: verified, largest difference {difference:.1e} of the logits' deviation",
@@ -243,6 +245,8 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
     for kind, path in result.get("files", {}).items():
         say(f"{kind}: {path}")
     say(f"result: {run_dir / RESULT}")
+    for path in run_dir.glob("**/profile/*"):
+        say(f"profile: {path}; open it at {_VIEWERS[path.suffix]}")
 
 
 def _heading(text: str) -> None:

@@ -3,8 +3,8 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import typer
 from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.cli.show.render import Screen, show_result
 from vitctl.data.datasets.converted import Converted
-from vitctl.engine.journal import LOG, RECIPE, RESULT, Report, read_records
+from vitctl.engine.journal import LOG, RECIPE, RESULT, Record, Report, read_records
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.record.result import read_own_records, read_result
 from vitctl.launch.launcher import Follower
@@ -39,6 +39,7 @@ _BARS, _WIDEST = "▁▂▃▄▅▆▇█", 60
 _FIRST_RECORDS = 10  # records that `tail` starts with
 _POLL_SECONDS = 0.5
 _LAST_WARNINGS = 3
+_LOST = ("data", "exchange", "rest")  # parts of a step that the plan's rate has not
 _FINDING = 12  # width of a finding's label
 
 
@@ -87,6 +88,8 @@ def show_run(folder: Path) -> None:
         ("last update", time.strftime("%Y-%m-%d %H:%M", time.localtime(line.when))),
         ("size on disk", bytes_text(line.num_bytes)),
     ]
+    with suppress(AttributeError, KeyError, TypeError, ValueError):  # the log was changed
+        facts += [*_time_rows(records)]
     if found := standing(records):
         facts.append(("known result", found))
     show_table(("", ""), facts, title=str(folder), left=None)
@@ -109,6 +112,24 @@ def show_run(folder: Path) -> None:
     if result is not None and result.error:
         say(f"failed: {result.error}")
     say(f"HTML report: vitctl report {folder}")
+
+
+def _time_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
+    """Yield rows on where the time of the last logged steps went, a mean over processes, and on GPUs."""
+    found = next((one for one in reversed(records) if one.get("kind") == "train" and "phases" in one), {})
+    shares = {part: float(np.mean(each)) for part, each in found.get("phases", {}).items()}
+    shares["rest"] = max(0.0, 1 - sum(shares.values()))
+    text = ", ".join(f"{part} {share:.0%}" for part, share in shares.items() if share >= 0.005)
+    if found:
+        yield "time of a step", text
+    if found.get("mfu"):
+        expected = [f", expected {one['mfu']:.0%}" for one in records if one.get("kind") == "expected"]
+        lost = ", ".join(f"{part} {shares[part]:.0%}" for part in _LOST if shares.get(part, 0) >= 0.01)
+        plan = f"{expected[-1]}{': ' * bool(lost)}{lost}" if expected else ""
+        yield "of the GPU's peak", f"{found['mfu']:.0%}{plan}"
+    if "gpu_memory" in found:
+        sizes = (f"{bytes_text(size)} {name}" for name, size in found["gpu_memory"].items())
+        yield "GPU memory", ", ".join(sizes)
 
 
 def tail(folder: Path) -> None:
