@@ -83,14 +83,16 @@ def furnished(pretrained: Path, tiny_data: Path, tmp_path_factory: pytest.TempPa
     home = tmp_path_factory.mktemp("furnished")
     write_photos(home / "PHOTOS", ("cat", "dog", "owl"), 16)
     write_photos(home / "NEW_PHOTOS", ("new",), 3)
-    shutil.make_archive(str(home / "photos"), "tar", home / "PHOTOS")
+    for kind in ("tar", "zip"):
+        shutil.make_archive(str(home / "photos"), kind, home / "PHOTOS")
     write_photos(home / "labelled", ("cat", "dog"), 8)
     rows = [
         f"labelled/{name}/IMG_{number:04d}.jpg,{name},{number // 2}"
         for name in ("cat", "dog")
         for number in range(8)
     ]
-    (home / "labels.csv").write_text("\n".join(["path,label,group", *rows]) + "\n")
+    for name, header in (("labels.csv", "path,label,group"), ("list.csv", "FILE,CLASS,group")):
+        (home / name).write_text("\n".join([header, *rows]) + "\n")
     shutil.copytree(tiny_data, home / "data" / "mine")
     write_foreign_shard(home / "shards")
     (home / "classes.txt").write_text("cat\ndog\n")

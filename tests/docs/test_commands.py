@@ -24,7 +24,7 @@ PARSED = {
     r"doctor": "it judges the machine that the tests run on",
     r"data (prepare|check (vtab|data/pets))|.*--download": "a download",
     r"data export-vtab1k": "needs VTAB's images",
-    r".*(gs|hf|https)://": "a download",
+    r".*(gs|hf|https|s3)://": "a download",
     r"vtab ": "trains for hours",
     r"evaluate --dataset imagenet": "needs ImageNet",
     r"fewshot --shots (5$|1,)": "needs ImageNet",
@@ -36,13 +36,14 @@ PARSED = {
     r"export .*(--to pt2|int8|--to onnx --to safetensors)": "tests/export/ runs them, README.md one of them",
     r"recipes table fig(2|3|13) ": "tests/report/test_paper_plot.py draws them, this page one of them",
     r"inspect .*quickstart": "needs a finished quickstart",
-    r"runs (tail|clean)": "tests of runs run them, with a run that goes on and with somebody to ask",
+    r"runs (tail|clean|rm RUN)": "tests of runs run them, with a run that goes on and with somebody to ask",
 }
 PLANNED = r"(pretrain|finetune|sweep) "  # with --dry-run, unless RUN says otherwise
 RUN = r"finetune --from \S+ --data (data/mine|PHOTOS) --out runs/(mine|photos)$"
 WRITES = {  # what the commands of the first screen must have left
     "README.md": ("runs/photos/result.json",),
-    "docs/own-data.md": ("runs/mine/result.json", "sheet.png", "data/theirs/index.json"),
+    "docs/own-data.md": ("runs/mine/result.json", "sheet.png"),
+    "docs/data-sources.md": ("data/theirs/index.json",),
 }
 HISTORY = "docs/results.md"  # its commands were run once, on data that tests do not have
 LINES = [(page, tuple(words)) for page in PAGES for words in commands(page)]
