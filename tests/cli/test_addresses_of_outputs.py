@@ -35,7 +35,6 @@ TEXTS = {
     "recipes explain": {"KEY"},
     "recipes diff": {"RECIPE"},
     "recipes table": {"TABLE", "--target"},
-    "resume": {"--allow"},
     "sweep": {"RECIPE", "--metric", "--grid"},
     "predict": {"IMAGES", "--format"},
     "inspect": {"IMAGES"},
@@ -44,7 +43,7 @@ TEXTS = {
     "weights": {"NAME"},
     "verify": {"--replay"},
 }
-ALL = {"--set", "--recipe", "--nodes", "--slurm", "--k8s", "--device"}
+ALL = {"--allow", "--set", "--recipe", "--nodes", "--slurm", "--k8s", "--device"}
 
 
 def commands(group: typer.Typer = app, words: str = "") -> Iterator[tuple[str, Any]]:

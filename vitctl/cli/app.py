@@ -14,7 +14,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 
@@ -99,9 +100,20 @@ def _on_disks(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+_PLACEHOLDERS = {bool: "", int: "N", float: "N", Path: "PATH"}
+
+
 def _complete(commands: typer.Typer) -> None:
-    """Let commands refuse addresses as paths, and join the lines of each help paragraph for wrapping."""
+    """Let commands refuse addresses as paths, name the values of options in one style, and join the lines of
+    each help paragraph for wrapping.
+    """
     for info in commands.registered_commands:
+        for parameter in inspect.signature(info.callback).parameters.values() if info.callback else ():
+            kind, *about = get_args(parameter.annotation) or (None,)
+            while get_origin(kind) not in (None, Literal):
+                kind = next(one for one in get_args(kind) if one is not NoneType)
+            if about and about[0].metavar is None and get_origin(kind) is None:
+                about[0].metavar = _PLACEHOLDERS.get(kind, "TEXT")
         info.callback = _on_disks(info.callback) if info.callback else None
         paragraphs = (inspect.getdoc(info.callback) or "").split("\n\n")
         info.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

@@ -68,7 +68,7 @@ class Flag:
             help=self.help,
             autocompletion=complete,
             rich_help_panel=self.panel,
-            metavar=f"<{self.type.__name__},...>" if self.several else None,
+            metavar="N,..." if self.several else None,
         )
         return inspect.Parameter(
             self.name,

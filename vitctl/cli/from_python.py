@@ -80,6 +80,7 @@ class FinetuneFlags(_Flags, total=False):
     batch_size: int
     seed: int
     processes: int
+    profile: str
 
 
 class PredictFlags(_Flags, total=False):

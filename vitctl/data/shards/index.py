@@ -454,7 +454,8 @@ def write_index(
     highest, missing, embedded = -1, 0, set[tuple[str, ...]]()
     with ExitStack() as opened:
         files = {name: opened.enter_context(_new_table(folder / name, *shapes[name])) for name in shapes}
-        files[NAMES] = opened.enter_context(opened.enter_context(atomic_write(folder / NAMES)).open("wb"))
+        aside = opened.enter_context(atomic_write(folder / NAMES))
+        files[NAMES] = opened.enter_context(aside.open("wb"))
         for scan in scans:
             labels = scan.rows["label"] if scan.labels is None else scan.labels
             files[SAMPLES].write(scan.rows.tobytes())
