@@ -37,6 +37,8 @@ TEXTS = {
     "recipes table": {"TABLE", "--target"},
     "sweep": {"RECIPE", "--metric", "--grid"},
     "predict": {"IMAGES", "--format"},
+    **{key: {"--out"} for key in ("pretrain", "finetune")},  # a store gets a copy of the run
+    "resume": {"RUN"},
     "inspect": {"IMAGES"},
     "serve": {"--host"},
     "report": {"--title"},

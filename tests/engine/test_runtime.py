@@ -222,6 +222,8 @@ def test_normaliser__gives_the_bits_of_its_equation(precision: str) -> None:
         ({}, "", "has no address"),
         ({}, "10.0.0.7", ""),
         ({"GLOO_SOCKET_IFNAME": "eth0"}, "127.0.1.1", ""),
+        ({}, "::1", "is ::1 here"),
+        ({}, "fd00::7", ""),  # a network of IPv6 alone
         ({"LOCAL_WORLD_SIZE": "4"}, "127.0.1.1", ""),  # one machine
         ({"MASTER_ADDR": "127.0.0.1"}, "127.0.1.1", ""),  # as in tests
     ],
@@ -231,16 +233,16 @@ def test_name__of_a_machine_that_others_would_look_for_on_themselves_is_refused(
 ) -> None:
     """As Debian's /etc/hosts has it: every process would wait at its own address."""
 
-    def resolved(_: str) -> str:
+    def resolved(*_: object) -> list[tuple[object, ...]]:
         if not address:
             raise socket.gaierror("unknown")
-        return address
+        return [(None, None, None, "", (address, 0))]
 
     given = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "gpu01", **env}
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu02")
-    monkeypatch.setattr(socket, "gethostbyname", resolved)
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
     with pytest.raises(LaunchError, match=f"gpu02: {what}.*GLOO_SOCKET_IFNAME") if what else nullcontext():
         check_name()

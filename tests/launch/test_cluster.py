@@ -306,6 +306,7 @@ def test_parse__reads_every_word() -> None:
     assert job == Job(4, 8, 1, 12, time="1-00:00:00", **named, **more)  # type: ignore[arg-type]
     assert job.num_processes == 32
     assert Job.parse("tasks=2,time=30").num_processes == 2
+    assert Job.parse("time=0").time == "0"  # no limit
 
 
 @pytest.mark.parametrize(

@@ -133,11 +133,23 @@ def test_write(tmp_path: Path) -> None:
         JobSet.parse("image=a,claim=b:/elsewhere").write(tmp_path / "run")
 
 
+def test_jobset__without_a_claim_keeps_the_run_in_a_store() -> None:
+    """Each pod has a disk of its own, and fetches the run from the store."""
+    job = JobSet.parse("image=a,nodes=2,gpus=8")
+    with pytest.raises(LaunchError, match=r"claim is missing; give claim=NAME:/runs .*, or --out s3://"):
+        job.text(Path("/home/me/runs/a"))
+    found = yaml.safe_load(job.text(Path("/home/me/runs/a"), "s3://bucket/runs/a"))
+    check(found, SCHEMA)
+    pod = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    line = pod["containers"][0]["command"][2]
+    assert "vitctl resume /runs/a --set checkpoint.store=s3://bucket/runs/a --nodes 2@" in line
+    assert pod["volumes"][0] == {"name": "runs", "emptyDir": {}}
+
+
 @pytest.mark.parametrize(
     ("text", "key"),
     [
         ("claim=runs:/runs", "image is missing"),
-        ("image=a", "claim is missing"),
         ("image=a,claim=runs", "'claim=runs' is not a valid claim"),
         ("image=a b,claim=runs:/runs", "'image=a b' is not a valid image"),
         ("image=a,claim=runs:/runs,memory=lots", "'memory=lots' is not a valid memory"),

@@ -15,6 +15,7 @@ MOVES = {
     "data/datasets/readers/original_files.py:unpack": "an archive that is kept as it came",
     "data/datasets/readers/original_files.py:unpacked": "a folder gets its name",
     "engine/checkpoint.py:save_checkpoint": "a finished folder takes its place",
+    "engine/store.py:fetch": "a finished folder takes its place",
     "engine/checkpoint.py:set_aside_after": "a folder gets another name",
     "launch/listing.py:remove_run": "a folder gets another name, and goes",
     "engine/checkpoint.py:remove_folders": "a folder gets another name, and goes",

@@ -133,6 +133,14 @@ def test_mistake__that_the_store_names_is_refused_at_once(
     assert len(files.asked) <= (5 if status == 301 else 2)  # botocore follows a redirect by itself
 
 
+def test_outage__of_a_path_with_the_words_of_a_mistake_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_ANSWERED", set())
+    for name in ("Profile/Token.tar", "Region/403", "SSLError"):
+        url = f"s3://bucket/{name}"
+        for text in (f"{url}: broken", f"the connection broke: {url}", f"cannot read {url}"):
+            assert isinstance(remote._of_store(url, OSError(text)), remote.TransientError), text
+
+
 def test_outage__is_waited_out_by_one_loop(files: Files) -> None:
     files.objects["/bucket/a.bin"] = bytes(range(10))
     files.errors += [(503, "SlowDown"), (500, "InternalError"), (503, "SlowDown")]

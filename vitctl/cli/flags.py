@@ -571,6 +571,16 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="Run folder; resumes an existing run; default: runs/NAME_TIME"),
 ]
+OutOrStore = Annotated[
+    str | None,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="PATH",
+        help="Run folder, or s3://BUCKET/FOLDER to keep the run there too; resumes an existing run; default: "
+        "runs/NAME_TIME",
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -645,7 +655,7 @@ Workers = Annotated[
 class RunOptions(TypedDict, total=False):
     """Options of a training command, as `run_job` takes them."""
 
-    out: Out
+    out: OutOrStore
     set_: Set
     dry_run: DryRun
     all_: All

@@ -29,12 +29,14 @@ from vitctl.cli.run_job import (
     batch_job,
     check_out,
     enter_start_folder,
+    fetch_run,
     fetch_weights_of,
     finetune_recipe,
     fitted,
     launch_config,
     run_job,
     run_loaded,
+    run_place,
     start_command,
     started_processes,
     with_shards,
@@ -96,8 +98,12 @@ def finetune(
 def resume(
     *,
     run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="Folder of an interrupted run", autocompletion=completion.runs),
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of an interrupted run, or the address of its copy in a store",
+            autocompletion=completion.runs,
+        ),
     ],
     flags: Flags,
     set_: Set = None,
@@ -113,6 +119,7 @@ def resume(
     """
     from vitctl.cli.show.console import say
     from vitctl.cli.show.render import show_result
+    from vitctl.engine.store import kept_in
     from vitctl.errors import CheckpointError, DataError
     from vitctl.jobs.record.result import read_result
     from vitctl.launch.run_folder import LOCK
@@ -121,31 +128,35 @@ def resume(
     member, batch = start_command(), batch_job(slurm, k8s)
     if not batch:
         ignore_output_errors()
-    config = launch_config(member, nodes, restarts, run, batch)
-    if not (run / RECIPE).is_file():
+    folder, of_store = run_place("RUN", run)
+    assert folder is not None
+    config = launch_config(member, nodes, restarts, folder, batch)
+    overrides = [*overrides_of(flags, set_), *of_store]
+    if store := next((one.value for one in overrides if one.key == "checkpoint.store"), kept_in(folder)):
+        fetch_run(store, folder, member, 600.0)
+    if not (folder / RECIPE).is_file():
         then = (
             "its command was stopped before it had written recipe.toml; type that command again"
-            if (run / LOCK).is_file()
+            if (folder / LOCK).is_file()
             else "not a run folder, it has no recipe.toml; `vitctl runs` lists the runs here"
         )
-        raise CheckpointError(run, then)
-    overrides = overrides_of(flags, set_)
+        raise CheckpointError(store or folder, then)
     overrides += started_processes(member, batch, overrides)
-    run, overrides = enter_start_folder(run, overrides)
+    folder, overrides = enter_start_folder(folder, overrides)
     is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
-    loaded = with_shards(load_recipe(str(run / RECIPE), overrides), run.parent, is_alone=is_alone)
+    loaded = with_shards(load_recipe(str(folder / RECIPE), overrides), folder.parent, is_alone=is_alone)
     try:
-        run_loaded(loaded, run, member, config, batch, allow or ())
+        run_loaded(loaded, folder, member, config, batch, allow or ())
     except (DataError, CheckpointError) as error:
         gone = {"no such folder": "--data", "no such weights": "--from"}
         flag = next((flag for words, flag in gone.items() if words in str(error)), "")
         if not flag:
             raise
-        done = None if overrides or allow or flag == "--data" else read_result(run)
+        done = None if overrides or allow or flag == "--data" else read_result(folder)
         if done is not None and done.status == "done":
-            say(f"{run} is finished, and needs its start weights no more")
-            return show_result(vars(done), run)
-        moved = f"if it moved, name its place: vitctl resume {typed(run)} {flag} PLACE"
+            say(f"{folder} is finished, and needs its start weights no more")
+            return show_result(vars(done), folder)
+        moved = f"if it moved, name its place: vitctl resume {typed(folder)} {flag} PLACE"
         raise type(error)(str(error).partition("; ")[0], fix=moved) from None
 
 

@@ -23,7 +23,7 @@ def run_job(
     recipe: str | None,
     flags: Mapping[str, tuple[str, Any]],
     *,
-    out: Path | None = None,
+    out: str | Path | None = None,
     set_: Sequence[str] | None = None,
     dry_run: bool = False,
     all_: bool = False,
@@ -40,10 +40,12 @@ def run_job(
         job: the command.
         recipe: name or path; None: of `finetune`, that of its start weights or data set.
         flags: everyday flags that were given: flag -> (dotted key, value).
-        out: run folder; None makes a new one.
+        out: run folder, or the address of its copy in a store; None makes a new folder.
     """
     from vitctl.cli.show.console import waiting
     from vitctl.errors import RecipeError
+
+    out, of_store = run_place("--out", out)
 
     for flag, given, fix in (
         ("--all", all_, ""),
@@ -58,20 +60,24 @@ def run_job(
         from vitctl.recipe.load import load_recipe
 
         config = launch_config(member, nodes, restarts, out, batch)
-        overrides = overrides_of(flags, set_)
+        overrides = [*overrides_of(flags, set_), *of_store]
         recipe = recipe or finetune_recipe(overrides, downloads=not dry_run)
         if job == "finetune":
             overrides += proportional_sizes(recipe, overrides)
         overrides += started_processes(member, batch, overrides)
         is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
         loaded = load_recipe(recipe, overrides, job=job)
-    runs = out.parent if out else Path("runs")
-    loaded = with_shards(loaded, runs, dry_run=dry_run, is_alone=is_alone, out=out)
-    loaded = fitted(loaded, with_timeout=dry_run)
     from vitctl.launch.run_folder import new_run_dir
 
     shares_folder = member is not None and (member.job or member.num_processes > 1)
     run_dir = out or (member.run_dir(loaded.name) if member and shares_folder else new_run_dir(loaded.name))
+    store = getattr(getattr(loaded.recipe, "checkpoint", None), "store", "")
+    if store and not dry_run:
+        fetch_run(store, run_dir, member, loaded.recipe.machine.start_timeout)
+        out = run_dir
+    runs = run_dir.parent if out else Path("runs")
+    loaded = with_shards(loaded, runs, dry_run=dry_run, is_alone=is_alone, out=out)
+    loaded = fitted(loaded, with_timeout=dry_run)
     if dry_run:
         from vitctl.cli.show.dry_run import show_plan
         from vitctl.launch.agent import check_spread
@@ -85,6 +91,35 @@ def run_job(
     with patient(patience(loaded.recipe)):
         fetch_weights_of(loaded)
         run_loaded(loaded, run_dir, member, config, batch, allow or ())
+
+
+def run_place(said: str, out: str | Path | None) -> "tuple[Path | None, list[Override]]":
+    """Return the run folder that the option or argument `said` names, and what an address in a store sets."""
+    from vitctl.recipe.load import Override
+    from vitctl.system.address import check_local
+
+    text = str(out or "").rstrip("/")
+    if "://" not in text:
+        return (Path(check_local(said, text)) if text else None), []
+    return Path("runs") / text.rpartition("/")[2], [Override("checkpoint.store", text, said)]
+
+
+def fetch_run(store: str, run_dir: Path, member: "Member | None", seconds: float) -> None:
+    """Bring the run folder to the newest checkpoint in its store; processes beside the first need the recipe.
+
+    Waits `seconds` for another process that does the same.
+    """
+    from vitctl.cli.show.console import waiting
+    from vitctl.engine.store import Store
+    from vitctl.launch.run_folder import prepared_folder
+
+    there = Store(store, run_dir)
+    with waiting(f"looking for the run in {store}"):
+        if there.has_run and member is not None and member.rank > 0:
+            there.get(RECIPE)
+        elif there.has_run:
+            with prepared_folder(run_dir, seconds):
+                there.fetch()
 
 
 def check_out(out: Path, what: str = "a run") -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -30,7 +30,7 @@ from vitctl.engine.computation import (
 )
 from vitctl.engine.distillation import Distilled, Teacher
 from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import CHECKPOINTS, Journal
+from vitctl.engine.journal import CHECKPOINTS, Journal, run_of
 from vitctl.engine.lanes import ByLanes, LaneSum
 from vitctl.engine.log import RunLog
 from vitctl.engine.losses import Mixing, Objective, classification
@@ -47,6 +47,7 @@ from vitctl.engine.runtime import (
 from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
 from vitctl.engine.sharding import is_sharded, place_of, shard_as
 from vitctl.engine.state import RunState, computed_on
+from vitctl.engine.store import Sender, Store
 from vitctl.engine.trainer import Evaluator, Trainer
 from vitctl.engine.update import AllReduced, Gradients, TrainStep
 from vitctl.models.blocks import compile_blocks
@@ -274,11 +275,17 @@ def assembled(
     ema, optimizer = recipe.averaging, build_optimizer(model, recipe.optimizer)
     kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
     saver = Saver(run.folder / CHECKPOINTS, model.config, meta, *kept, journal=run.journal)
-    writes = runtime.is_main
+    writes, count = runtime.is_main, 0
     if place := place_of(trained_names(optimizer, model)):
         replica, part, count = place
         saver.peers = Peers(part, count, partial(gather_texts, group=new_group(count)))
         writes = replica == 0
+    store = None
+    if recipe.checkpoint.store:
+        store, peers = Store(recipe.checkpoint.store, run_of(run.folder)), saver.peers
+        if count:
+            peers = replace(peers, exchange=partial(gather_texts, group=new_group(count)))
+        saver.sender = Sender(store, saver.root, peers, run.journal)
     state = RunState(
         runtime,
         model,
@@ -291,6 +298,7 @@ def assembled(
         computed_on=computed_on(facts, runtime.device) | (gpu_settings(machine) if is_cuda else {}),
         batch_size=s.batch_size,
         background=recipe.checkpoint.background,
+        store=store,
     )
     evaluators: list[Evaluator] = []
     if score is not None:

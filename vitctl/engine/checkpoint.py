@@ -56,6 +56,7 @@ from vitctl.engine.journal import (
 )
 from vitctl.engine.optimizer import Average, optimizer_tensors
 from vitctl.engine.sharding import full, held, is_part, like, read_held, word_sum
+from vitctl.engine.store import Sender
 from vitctl.errors import CheckpointError, VitctlError, os_code
 from vitctl.models.blocks import trainable
 from vitctl.models.lora import stored
@@ -431,6 +432,7 @@ class Saver:
     best: int
     journal: Journal
     peers: Peers = ALONE
+    sender: Sender | None = None  # copies each checkpoint to the store
     _buffers: Snapshot = field(default_factory=dict)
     _rows: dict[str, dict[str, int]] = field(default_factory=dict)
     _thread: threading.Thread | None = None
@@ -510,11 +512,14 @@ class Saver:
         for copied in devices:
             copied.synchronize()
         write = partial(self._write_behind_records, step, state, sizes, tensors=snapshot, problem=problem)
+        is_written = False
         if self.peers.part == 0:
-            self._write(step, write, snapshot, scores)
-            return
-        with suppress(Exception):  # the first process reports the problem
-            write()
+            is_written = self._write(step, write, snapshot, scores)
+        else:
+            with suppress(Exception):  # the first process reports the problem
+                is_written = bool(write())
+        if self.sender is not None:
+            self.sender.add(step, is_written=is_written)
 
     def _copy(self, parts: Sequence[tuple[str, str, Tensor]]) -> Copy:
         """Copy the tensors to reused buffers; from a GPU asynchronously, done at the returned events."""
@@ -543,13 +548,13 @@ class Saver:
 
     def _write(
         self, step: int, write: Callable[[], Path], snapshot: Snapshot, scores: dict[int, float]
-    ) -> None:
+    ) -> bool:
         began = time.perf_counter()
         num_bytes = sum(tensor.nbytes for tensors in snapshot.values() for tensor in tensors.values())
         num_bytes *= max(1, self.peers.count)
         path = self._try_write(step, write, num_bytes, scores)
         if path is None:
-            return
+            return False
         self._problem = ""
         self.keep(scores)
         times = {"seconds": round(time.perf_counter() - began, 3), "stall_seconds": round(self._stall, 4)}
@@ -557,6 +562,7 @@ class Saver:
         with suppress(VitctlError, OSError):  # it may have been removed meanwhile
             digest = {"digest": read_state(path)["sha256"]}
         self.journal.write("checkpoint", step=step, path=str(path), **digest, **times)
+        return True
 
     def _write_behind_records(
         self, step: int, state: dict[str, Any], sizes: Mapping[str, int], **given: Any

@@ -236,8 +236,9 @@ def check_name() -> None:
         return
     name, what = socket.gethostname(), "has no address"
     with suppress(OSError):
-        address = socket.gethostbyname(name)
-        what = f"is {address} here, the machine itself" if address.startswith("127.") else ""
+        found = [str(one[4][0]) for one in socket.getaddrinfo(name, None)]  # of IPv4 and IPv6
+        is_itself = all(address.startswith("127.") or address == "::1" for address in found)
+        what = f"is {found[0]} here, the machine itself" if is_itself else ""
     if what:
         raise LaunchError(
             f"the name of this machine, {name}",
@@ -355,10 +356,10 @@ def raised_on_all() -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        problem = str(error)
+        problem = f"{error.passes:d}{error}"
     for text in gather_texts(problem):
         if text:
-            raise CheckpointError(text)
+            raise CheckpointError(text[1:]).passing(text[0] == "1")
 
 
 def check_same(facts: Mapping[str, str], fix: str) -> None:

@@ -1,5 +1,6 @@
 """The state of a training: what a checkpoint holds, who may change it when, saving, loading, rescuing."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ from vitctl.engine.log import RunLog
 from vitctl.engine.optimizer import Average, averaged, load_optimizer_tensors, trained_names
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime, raised_on_all
+from vitctl.engine.store import Store
 from vitctl.engine.update import Result
 from vitctl.errors import CheckpointError, VitctlError, is_lost_peer
 from vitctl.models.build import Model
@@ -114,6 +116,7 @@ class RunState:
         computed_on: what rounds otherwise where it is another.
         batch_size: images of a step.
         background: saving goes on during the next steps.
+        store: the copy of the run that a resume on another machine starts from; None: there is none.
     """
 
     def __init__(
@@ -130,6 +133,7 @@ class RunState:
         computed_on: Mapping[str, Any],
         batch_size: int,
         background: bool,
+        store: Store | None = None,
     ) -> None:
         self.network, self.optimizer, self.average = network, optimizer, average
         self.counts = Counts()
@@ -137,7 +141,7 @@ class RunState:
         self.resumed_from = ""  # digest of the checkpoint
         self._runtime, self._log, self._saver = runtime, log, saver
         self._writes, self._identity, self._computed_on = writes, identity, computed_on
-        self._batch_size, self._background = batch_size, background
+        self._batch_size, self._background, self._store = batch_size, background, store
         self._saved_step = -1
         self._lock = threading.Lock()
         self._is_updating = False  # after an error then, what is in memory belongs to no step
@@ -195,11 +199,13 @@ class RunState:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """A save in progress is complete when the block ends."""
+        """A save in progress is complete when the block ends, and in the store."""
         try:
             yield
         finally:
             self._saver.finish()
+            if self._saver.sender is not None:
+                self._saver.sender.finish()
 
     def save(self, last: bool = False) -> None:
         """Save a checkpoint of this step, unless there is one; the `last` of a process is on disk on return.
@@ -327,6 +333,7 @@ class RunState:
             LaunchError: the state is not the same on all processes.
         """
         runtime, log, root = self._runtime, self._log, self._saver.root
+        self._fetch()
         saved, problems = agreed_checkpoint(runtime, root)
         for problem in problems:
             log.warn(problem, 0)
@@ -350,6 +357,19 @@ class RunState:
         if runtime.is_main:  # what came after the checkpoint will be written again
             set_aside_after(root, self.step)
             log.cut_after(self.step)
+
+    def _fetch(self) -> None:
+        """Bring this machine's folder to the newest checkpoint of the store. The main process comes first:
+        machines may share the folder.
+        """
+        first_here = os.environ.get("LOCAL_RANK", "0") == "0"
+        for is_turn in (self._runtime.is_main, first_here and not self._runtime.is_main):
+            with raised_on_all():
+                if self._store is not None and is_turn:
+                    try:
+                        self._store.fetch()
+                    except VitctlError as error:
+                        raise CheckpointError(str(error)).passing(error.passes) from None
 
     def load(self, saved: SavedCheckpoint) -> None:
         """Load a checkpoint. All processes call this together."""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 import psutil
 
 from vitctl.engine.journal import CHECKPOINTS
+from vitctl.engine.store import kept_in
 from vitctl.errors import LaunchError
 from vitctl.launch.run_folder import LOGS
 from vitctl.recipe.schema import Recipe
@@ -341,8 +342,11 @@ class Resources:
             raise LaunchError(self.setup, "is not text with Unix line ends", "give lines of the shell")
         return text.rstrip() + "\n"
 
-    def text(self, run_dir: Path) -> str:
-        """Return the file that starts or resumes a run. Raises LaunchError if such a path cannot be used."""
+    def text(self, run_dir: Path, store: str = "") -> str:
+        """Return the file that starts or resumes a run, which may also be kept in a store.
+
+        Raises LaunchError if such a path cannot be used.
+        """
         raise NotImplementedError
 
     def line(self, run_dir: Path) -> str:
@@ -352,7 +356,7 @@ class Resources:
         """Write the file of a prepared run, and return its path. Raises as `text`."""
         folder = run_dir.resolve()
         (folder / LOGS).mkdir(parents=True, exist_ok=True)
-        write_text(folder / self.file, self.text(folder))
+        write_text(folder / self.file, self.text(folder, kept_in(folder)))
         return folder / self.file
 
 
@@ -379,15 +383,16 @@ class Job(Resources):
     exclusive: bool = False
 
     def __post_init__(self) -> None:
-        if self.time and (minutes := _minutes(self.time)) < LEAST_MINUTES:
+        minutes = _minutes(self.time or "0")
+        if 0 < minutes < LEAST_MINUTES:  # 0: no limit
             raise LaunchError(
                 f"--slurm time={self.time}",
                 f"is {minutes:g} minutes, of which the last {SAVE_SECONDS // 60} are for saving",
                 f"give at least {LEAST_MINUTES}, as in time=0:{LEAST_MINUTES}:00",
             )
 
-    def text(self, run_dir: Path) -> str:
-        return job_text(self, run_dir, sys.executable)
+    def text(self, run_dir: Path, store: str = "") -> str:
+        return job_text(self, run_dir, sys.executable, store)
 
 
 def _minutes(time: str) -> float:
@@ -400,14 +405,20 @@ def _minutes(time: str) -> float:
     return int(days or 0) * 1440 + hours * 60 + minutes + seconds / 60
 
 
-def job_text(job: Job, run_dir: Path, python: str) -> str:
+def resume_words(run_dir: Path, store: str) -> list[str]:
+    """Return the arguments of Python that resume a run, on a machine without its folder from its store."""
+    kept = ["--set", f"checkpoint.store={store}"] if store else []
+    return ["-m", "vitctl", "resume", str(run_dir), *kept]
+
+
+def job_text(job: Job, run_dir: Path, python: str, store: str = "") -> str:
     """Return the batch script. Raises LaunchError if a path contains a character that would break it.
 
     Slurm sends USR1 to the tasks; they save and exit with code 3, and the job is requeued. After
     `MAX_RESTARTS` of these without a new checkpoint it ends. A cancelled job gets TERM: it saves, too, and is
     not requeued. Its name is the run folder's, with underscores for characters that Slurm does not allow.
     """
-    for path in (str(run_dir), python):
+    for path in (str(run_dir), python, store):
         if has_control(path) or any(letter in path for letter in _NOT_IN_A_PATH):
             raise LaunchError(
                 one_line(path),
@@ -432,7 +443,7 @@ def job_text(job: Job, run_dir: Path, python: str) -> str:
         "output": f'"{str(run_dir).replace("%", "%%")}/logs/slurm_%j.txt"',  # Slurm expands a single %
     }
     lines = [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
-    resume, folder = shlex.join([python, "-m", "vitctl", "resume", str(run_dir)]), shlex.quote(str(run_dir))
+    resume, folder = shlex.join([python, *resume_words(run_dir, store)]), shlex.quote(str(run_dir))
     cpus = f"--cpus-per-task={job.cpus} " if job.cpus else ""  # srun takes none of the job's since 22.05
     return "\n".join(
         [

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from vitctl.errors import LaunchError
-from vitctl.launch.cluster import MAX_RESTARTS, PORT, SAVE_SECONDS, Resources
+from vitctl.launch.cluster import MAX_RESTARTS, PORT, SAVE_SECONDS, Resources, resume_words
 
 _LONGEST_NAME = 40  # a host name has 63 letters and adds the numbers of job and pod
 _WORKERS, _CONTAINER = "workers", "vitctl"
@@ -32,15 +32,15 @@ class JobSet(Resources):
     file = "jobset.yaml"
 
     image: str = field(default="", metadata={"pattern": r"[A-Za-z0-9_./:@-]+", "needed": True})
-    claim: str = field(default="", metadata={"pattern": r"[a-z0-9.-]+:/[A-Za-z0-9_./-]+", "needed": True})
+    claim: str = field(default="", metadata={"pattern": r"[a-z0-9.-]+:/[A-Za-z0-9_./-]+"})
     memory: str = field(default="", metadata={"pattern": "[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)"})
     namespace: str = field(default="", metadata={"pattern": "[a-z0-9-]+"})
 
-    def text(self, run_dir: Path) -> str:
-        return str(yaml.safe_dump(jobset_manifest(self, run_dir), sort_keys=False, width=110))
+    def text(self, run_dir: Path, store: str = "") -> str:
+        return str(yaml.safe_dump(jobset_manifest(self, run_dir, store), sort_keys=False, width=110))
 
 
-def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
+def jobset_manifest(job: JobSet, run_dir: Path, store: str = "") -> dict[str, Any]:
     """Return the JobSet, apiVersion jobset.x-k8s.io/v1alpha2, as Kubernetes reads it.
 
     A deleted pod gets TERM: all processes save and exit with code 3. After that, and after a lost pod or
@@ -48,12 +48,20 @@ def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
     the JobSet.
 
     Args:
-        run_dir: absolute, under the mount path of the claim. It names the JobSet; characters that Kubernetes
-            does not allow become hyphens.
+        run_dir: absolute, under the mount path of the claim; without a claim it is on the disk of each node,
+            and `store` keeps the run. It names the JobSet; characters that Kubernetes does not allow become
+            hyphens.
 
-    Raises LaunchError if the run folder is not on the claim.
+    Raises LaunchError if the run folder is not on the claim, or there is neither claim nor store.
     """
-    claim, mount = job.claim.split(":")
+    claim, _, mount = job.claim.partition(":")
+    if not (claim or store):
+        raise LaunchError(
+            "--k8s",
+            "claim is missing",
+            "give claim=NAME:/runs for a volume of the run, or --out s3://BUCKET/FOLDER",
+        )
+    mount, run_dir = (mount, run_dir) if claim else ("/runs", Path("/runs", run_dir.name))
     if not run_dir.is_relative_to(mount):
         raise LaunchError(
             run_dir,
@@ -62,7 +70,7 @@ def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
         )
     name = re.sub("[^a-z0-9]+", "-", run_dir.name.lower()).lstrip("-0123456789")
     name = name[:_LONGEST_NAME].rstrip("-") or "vitctl"  # a service's name begins with a letter
-    words = ["python", "-m", "vitctl", "resume", str(run_dir)]
+    words = ["python", *resume_words(run_dir, store)]
     first = f"{name}-{_WORKERS}-0-0.{name}"
     # The address of the first pod does not resolve before that pod is scheduled.
     waits = f"until getent hosts {first} > /dev/null; do sleep 1; done; exec " if job.nodes > 1 else "exec "
@@ -90,7 +98,10 @@ def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
         "terminationGracePeriodSeconds": SAVE_SECONDS,
         "containers": [container],
         "volumes": [
-            {"name": "runs", "persistentVolumeClaim": {"claimName": claim}},
+            {
+                "name": "runs",
+                **({"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}),
+            },
             {"name": "shm", "emptyDir": {"medium": "Memory"}},  # for batches; the default is 64 MB
             {"name": "cache", "emptyDir": {}},  # on the node's disk, for remote shards and weights
         ],

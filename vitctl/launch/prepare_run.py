@@ -30,6 +30,7 @@ from vitctl.engine.journal import (
     write_run_json,
 )
 from vitctl.engine.journal import allow as note_allowed
+from vitctl.engine.store import Store
 from vitctl.errors import LaunchError, RecipeError, VitctlError
 from vitctl.launch.cluster import WORKER, LaunchConfig, Member, Resources, find_member, num_nodes
 from vitctl.launch.peers import forget_errors
@@ -40,7 +41,7 @@ from vitctl.launch.run_folder import (
     prepared_folder,
     read_status,
 )
-from vitctl.launch.worker import join_group, patience
+from vitctl.launch.worker import join_group, patience, store_of
 from vitctl.recipe.export_formats import FORMATS
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
 from vitctl.recipe.neutral_keys import FREE_TO_CHANGE, PLACES
@@ -111,7 +112,7 @@ def prepare_run(
     """
     member = find_member()
     if batch:
-        batch.text(run_dir.resolve())  # it may refuse the folder
+        batch.text(run_dir.resolve(), store_of(loaded.recipe))  # it may refuse the folder
     with patient(patience(loaded.recipe)):
         if member is None:
             return _prepare(loaded, run_dir, allow, config, batch.nodes if batch else config.nodes, batch)
@@ -134,6 +135,8 @@ def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member:
         said = broadcast_text(said)
     if said:
         raise LaunchError(said[1:]).passing(said[0] == "1")
+    if prepared is None and (store := store_of(loaded.recipe)):
+        Store(store, run_dir).get(RECIPE)  # the machines may share no disk
     return prepared or Prepared(load_recipe(str(run_dir / RECIPE)).recipe)
 
 
@@ -188,6 +191,8 @@ def _prepare(
         write_text(run_dir / LAUNCH, printable(line) + "\n")
         place = {"folder": str(Path.cwd()), "run": str(run_dir.resolve())}
         write_run_json(run_dir / ENVIRONMENT, environment() | place)
+        if store := store_of(loaded.recipe):  # refused here if it cannot be written
+            Store(store, run_dir).send(run_dir / RECIPE)
     _keep_start(loaded.recipe)
     if "timm's rule" in (rate := loaded.origin("optimizer.lr")) and isinstance(loaded.recipe, Finetune):
         now = f"batch {loaded.recipe.schedule.batch_size:,}, learning rate {loaded.recipe.optimizer.lr:.3g}"

@@ -35,7 +35,8 @@ from vitctl.engine.preemption import (
     say,
     stop_on_signals,
 )
-from vitctl.errors import LaunchError, explained
+from vitctl.engine.store import Store
+from vitctl.errors import LaunchError, VitctlError, explained
 from vitctl.launch.cluster import (
     LaunchConfig,
     find_member,
@@ -174,7 +175,31 @@ def _work(
             raise fixable from error
         raise
     result = with_recipe(result, recipe)
-    return vars(write_result(run_dir, result) if is_main_process() else result)
+    if is_main_process():
+        result = write_result(run_dir, result)
+    if store := store_of(recipe):
+        _send_rest(Store(store, run_dir), report)
+    return vars(result)
+
+
+def _send_rest(store: Store, report: Report) -> None:
+    """Send what the store lacks of a run that has ended; the other processes wait for it.
+
+    Raises:
+        LaunchError: it could not be sent; the run is complete in its folder.
+    """
+    from vitctl.engine.runtime import gather_texts
+
+    problem = ""
+    if is_main_process():
+        report({"kind": "now", "text": f"copying the run to {store.address}", "time": time.time()})
+        try:
+            store.send_missing()
+        except VitctlError as error:
+            problem = f"{error.passes:d}{error}"
+    if problem := gather_texts(problem)[0]:
+        fix = f"the run is complete in {store.folder}; send it with: vitctl resume {typed(store.folder)}"
+        raise LaunchError(problem[1:], fix=fix).passing(problem[0] == "1")
 
 
 def work_as_member(
@@ -229,6 +254,8 @@ def launch(
         # With several machines the process of rank 0 locks the folder, on whichever machine it runs.
         with locked_for_run(run_dir) if config.nodes == 1 else keeping_result(run_dir):
             launch_processes(run_dir, recipe, report, config)
+    if (store := store_of(recipe)) and not (run_dir / RESULT).is_file():  # written on another machine
+        Store(store, run_dir).get(RESULT)
     return dict(read_run_json(run_dir / RESULT))
 
 
@@ -293,10 +320,19 @@ def patience(recipe: "Recipe") -> float:
     return float(getattr(getattr(recipe, "data", None), "patience", 0.0))
 
 
+def store_of(recipe: "Recipe") -> str:
+    """Return where else the run is kept; "" nowhere."""
+    return str(getattr(getattr(recipe, "checkpoint", None), "store", ""))
+
+
 def server_patience(recipe: "Recipe") -> float:
-    """Return how long the others wait for a process without images, beyond machine.group_timeout."""
+    """Return how long the others wait for a process that waits for a server, beyond machine.group_timeout."""
     data: Any = getattr(recipe, "data", None)
-    places = (getattr(data, "path", ""), *(part.path for part in getattr(data, "mixture", ())))
+    places = (
+        store_of(recipe),
+        getattr(data, "path", ""),
+        *(part.path for part in getattr(data, "mixture", ())),
+    )
     return patience(recipe) if any(map(is_remote, places)) else 0.0
 
 

@@ -243,6 +243,13 @@ class ShardedMachine(TrainMachine):
         )
 
 
+def _store(text: str) -> str:
+    text = text.rstrip("/")
+    if ".." in text.split("/") or not re.fullmatch(r"|/.+|(s3|gs|az)://[\w.-]+/[^\s?*]+", text):
+        raise ValueError(f"'{text}' should be s3://BUCKET/FOLDER, gs://, az://, or an absolute path")
+    return text
+
+
 class Checkpoint(Section):
     """[checkpoint] What is kept on disk."""
 
@@ -257,6 +264,11 @@ class Checkpoint(Section):
         0,
         "best checkpoints kept, by evaluation.metric on data.eval_split (needs evaluation.every_steps)",
         ge=0,
+    )
+    store: Annotated[str, AfterValidator(_store)] = knob(
+        "",
+        "where each checkpoint is copied to, with the records of the run: s3://, gs://, az://, or a folder "
+        "on another disk; another machine resumes from it",
     )
 
 

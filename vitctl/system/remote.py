@@ -12,6 +12,7 @@ import itertools
 import os
 import random
 import re
+import shutil
 import socket
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -26,7 +28,7 @@ from urllib.request import getproxies, proxy_bypass
 from vitctl.errors import DataError
 from vitctl.system import limits
 from vitctl.system.address import LOOPBACK, VARIABLE, check, split, with_query
-from vitctl.system.files import cache_folder, error_text, lock
+from vitctl.system.files import atomic_write, cache_folder, error_text, lock
 from vitctl.system.process import tell
 
 CONNECTIONS = 16
@@ -48,16 +50,16 @@ _KEYS = {
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the file of a key",
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING",
 }
-# Part of an error's class, code or text that no retry cures -> what to set; "": the keys.
+# Part of an error's class or code, or start of its text, that no retry cures -> what to set; "": the keys.
 _MISTAKES = {
-    "Invalid endpoint": "set AWS_ENDPOINT_URL to https://HOST",
+    "^Invalid endpoint": "set AWS_ENDPOINT_URL to https://HOST",
+    "SSLError|CertificateError|ResponseParserError": "set AWS_ENDPOINT_URL to the address of an S3 server",
     "Profile": "set AWS_PROFILE to one that ~/.aws/config has",
     "Region|PermanentRedirect|Malformed|IllegalLocation|^301$": "set AWS_DEFAULT_REGION to the bucket's",
     "TimeTooSkewed": "set the clock of this machine",
     "Credential|AccessKeyId|Signature|Token|AccessDenied|Authenticat|RefreshError|^40[013]$": "",
-    "unable to connect to account": "",
+    "^unable to connect to account": "",
 }
-_ONE_ATTEMPT = {"s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}}}}  # of botocore
 _HUB_ADDRESS = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
 _ETAG = re.compile(r'"[!-~]{0,500}"')  # a weak one does not identify bytes
 _SPAN = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
@@ -428,13 +430,17 @@ def _pause(url: str, error: TransientError, failures: int, since: float, patienc
 Response = tuple[int | None, int, AsyncIterator[bytes]]
 
 
-def _store(url: str) -> tuple[Any, str]:
-    """Return the file system of a store's address, and the path in it."""
+def _store(url: str, attempts: int = 1) -> tuple[Any, str]:
+    """Return the file system of a store's address or a local path, and the path in it.
+
+    With `attempts` botocore repeats a request: a large upload is not begun again for one of its parts.
+    """
     scheme = urlsplit(url).scheme
     try:
         from fsspec.core import url_to_fs
 
-        files, path = url_to_fs(url, **_ONE_ATTEMPT.get(scheme, {}))  # cached in each process
+        of_s3 = {"config_kwargs": {"retries": {"total_max_attempts": attempts}}}
+        files, path = url_to_fs(url, **(of_s3 if scheme == "s3" else {}))  # cached in each process
         files.retries = 1  # of s3fs: ours is the only loop
     except ImportError:
         package = f"the package {STORES[scheme]}: pip install 'vitctl[{scheme}]'"
@@ -444,23 +450,78 @@ def _store(url: str) -> tuple[Any, str]:
     return files, path
 
 
+def _on_store(url: str, name: str, *given: Any, **named: Any) -> Any:
+    """Call a method of the file system of a store, or of the disks, with the path of an address."""
+    attempts = 4 if name == "put_file" else 1
+    files, path = _store(check_address(url) if is_remote(url) else url, attempts)
+
+    def attempt() -> Any:
+        try:
+            files.invalidate_cache()
+            return getattr(files, name)(*given, path, **named)
+        except Exception as error:
+            raise _of_store(url, error) from None
+
+    found = retried(url, attempt)
+    _ANSWERED.add(urlsplit(url).netloc)
+    return found
+
+
 def list_store(url: str) -> list[str]:
     """Return the addresses of a folder's .tar files in a store, or of those that a pattern matches, sorted.
 
     An empty object may be the mark of a folder, and is left out. Raises as `transfer`.
     """
-    files, path = _store(check_address(url))
-    pattern = path if "*" in path else f"{path.rstrip('/')}/*.tar"
+    found = _on_store(url if "*" in url else f"{url.rstrip('/')}/*.tar", "glob", detail=True)
+    return sorted(f"{urlsplit(url).scheme}://{name}" for name, about in found.items() if about["size"])
 
-    def attempt() -> dict[str, Any]:
+
+def list_files(folder: str) -> dict[str, int]:
+    """Return the size of each file below a folder of a store or a disk, by its path from there.
+
+    Empty if there is no such folder. Raises as `transfer`.
+    """
+    found = _on_store(folder, "find", detail=True)
+    start = len(_store(folder)[1].rstrip("/")) + 1
+    return {name[start:]: int(about["size"]) for name, about in found.items() if name[start:]}
+
+
+def put(file: Path, url: str) -> None:
+    """Copy a local file to a store or another disk, where it appears complete or not at all.
+
+    Raises as `transfer`.
+    """
+    if is_remote(url):
+        _on_store(url, "put_file", str(file))
+        return
+
+    def attempt() -> None:
         try:
-            files.invalidate_cache()
-            return dict(files.glob(pattern, detail=True))
-        except Exception as error:
+            Path(url).parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(Path(url)) as aside:
+                shutil.copyfile(file, aside)
+        except OSError as error:
             raise _of_store(url, error) from None
 
-    found = retried(url, attempt)
-    return sorted(f"{urlsplit(url).scheme}://{name}" for name, about in found.items() if about["size"])
+    retried(url, attempt)
+
+
+def fetch(url: str, aside: Path, num_bytes: int | None = None) -> None:
+    """Copy a file of a store or another disk, of `num_bytes` if they are known, to a new local one.
+
+    Raises as `transfer`.
+    """
+    if is_remote(url):
+        with aside.open("w+b") as local:
+            copy(url, local, num_bytes or limits.RUN_FILE, num_bytes=num_bytes)
+    else:
+        shutil.copyfile(url, aside)
+
+
+def remove(url: str) -> None:
+    """Remove a file of a store or another disk, if it is there. Raises as `transfer`."""
+    with suppress(MissingError):
+        _on_store(url, "rm_file")
 
 
 @asynccontextmanager
@@ -510,7 +571,8 @@ def _of_store(url: str, error: BaseException) -> Exception:
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
-    facts = [str(error), *(type(one).__name__ for one in chain)]
+    # Words of the rest of a text may be those of the path.
+    facts = [str(error).partition(":")[0].partition(url)[0], *(type(one).__name__ for one in chain)]
     for one in chain:  # of botocore, adlfs, gcsfs
         response = getattr(one, "response", None)
         code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
@@ -518,7 +580,7 @@ def _of_store(url: str, error: BaseException) -> Exception:
     fixes = (fix for part, fix in _MISTAKES.items() for fact in facts if re.search(part, fact))
     fix, text = next(fixes, None), error_text(error)
     if isinstance(error, PermissionError) or (fix is not None and host not in _ANSWERED):
-        return DataError(url, text, fix or _KEYS[scheme])
+        return DataError(url, text, fix or _KEYS.get(scheme, "change its permissions"))
     if "EndpointConnectionError" in facts:
         text += "; check AWS_ENDPOINT_URL, the network and the server"
     is_unknown = any(isinstance(one, socket.gaierror) for one in chain)

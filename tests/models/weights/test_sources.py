@@ -43,6 +43,17 @@ def test_locate__addresses(tmp_path: Path, source: str, url: str) -> None:
     assert web.asked == [url]
 
 
+def test_locate__a_bucket_that_is_not_public_is_asked_with_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Public weights need no package of Google's, whatever keys are set."""
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "key.json")
+    public, private = "https://storage.googleapis.com/b/a.npz", "gs://b/a.npz"
+    for web, asked in ((Web({public: tmp_path}), [public]), (Web({private: tmp_path}), [public, private])):
+        assert locate(private, web) == tmp_path
+        assert web.asked == asked
+
+
 def test_locate__hub_fetches_what_belongs_beside(tmp_path: Path) -> None:
     weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
     web = Web({f"{HUB}model.safetensors": weights, f"{HUB}config.json": config})

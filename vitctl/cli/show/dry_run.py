@@ -15,6 +15,7 @@ from vitctl.cli.show.console import CONSOLE, show_table
 from vitctl.errors import LaunchError
 from vitctl.launch.cluster import LaunchConfig, Resources
 from vitctl.launch.prepare_run import launch_line
+from vitctl.launch.worker import store_of
 from vitctl.models.flops import COMPILE_SECONDS, count_macs, count_parameters, known_device
 from vitctl.models.roofline import GPUS, OVER_PUBLISHED, SMALL, estimate, find_device
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
@@ -59,7 +60,7 @@ def show_plan(
     check_choices(loaded)
     refusal, nodes, line = "", config.nodes, launch_line(run_dir, loaded.recipe, config)
     if batch:
-        batch.text(run_dir.resolve())  # raises if the job cannot use the folder
+        batch.text(run_dir.resolve(), store_of(loaded.recipe))  # raises if the job cannot use the folder
         nodes, line = batch.nodes, batch.line(run_dir)
     machine = getattr(loaded.recipe, "machine", None)
     gpu = find_device(device) if device is not None else _gpu_here(machine)

@@ -245,8 +245,9 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
     for kind, path in result.get("files", {}).items():
         say(f"{kind}: {path}")
     say(f"result: {run_dir / RESULT}")
-    for path in run_dir.glob("**/profile/*"):
-        say(f"profile: {path}; open it at {_VIEWERS[path.suffix]}")
+    for path in sorted(run_dir.glob("**/profile/*")):
+        if path.suffix in _VIEWERS:
+            say(f"profile: {path}; open it at {_VIEWERS[path.suffix]}")
 
 
 def _heading(text: str) -> None:

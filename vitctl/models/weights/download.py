@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from vitctl.errors import CheckpointError, DataError, explained
+from vitctl.errors import CheckpointError, DataError, VitctlError, explained
 from vitctl.models.weights.header import INDEX, bounded, parts_of
 from vitctl.system import limits
 from vitctl.system.address import check, with_query, without_queries
@@ -56,8 +56,13 @@ def locate(source: str | Path, fetch: Fetch) -> Path:
     (text,) = without_queries(str(source), error=CheckpointError)
     if text.startswith("hf://"):
         return _from_hub(text, fetch)
-    if text.startswith("gs://") and not os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
-        text = f"https://storage.googleapis.com/{quote(text.removeprefix('gs://'))}"
+    if text.startswith("gs://"):
+        public = f"https://storage.googleapis.com/{quote(text.removeprefix('gs://'))}"
+        try:
+            return _with_parts(public, fetch(public), fetch)
+        except VitctlError:  # not public
+            if not os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+                raise
     if "://" in text:
         return _with_parts(text, fetch(text), fetch)
     path = Path(source).expanduser()
