@@ -397,34 +397,24 @@ def _check(config: Config) -> None:
 def _value_problems(config: Config) -> Iterator[str]:
     values: dict[str, Any] = vars(config)
     for name, value in values.items():
-        if name in BOUNDS and not _is_within(value, *BOUNDS[name]):
-            yield (
-                f"{name} must be a whole number from {BOUNDS[name][0]} to {BOUNDS[name][1]:,}, "
-                f"not {_shown(value)}"
-            )
+        least, most = BOUNDS.get(name, (0, 0))
+        if name in BOUNDS and (type(value) is not int or not least <= value <= most):
+            yield f"{name} must be a whole number from {least} to {most:,}, not {_shown(value)}"
         if name in CHOICES and not (isinstance(value, str) and value in CHOICES[name]):
             yield f"{name} must be one of {', '.join(CHOICES[name])}, not {_shown(value)}"
         if name in _SWITCHES and type(value) is not bool:
             yield f"{name} must be true or false, not {_shown(value)}"
         if name in _NUMBERS and (type(value) not in (int, float) or not math.isfinite(value)):
             yield f"{name} must be a finite number, not {_shown(value)}"
-        if name == "stage_depths" and not _is_stages(value):
+        if name == "stage_depths" and not (
+            isinstance(value, tuple)
+            and len(value) <= 8
+            and all(type(units) is int and 1 <= units <= _MAX_UNITS for units in value)
+        ):
             yield (
                 "stage_depths must be a few whole numbers of at least 1, such as (3, 4, 6, 3), "
                 f"not {_shown(value)}"
             )
-
-
-def _is_within(value: object, least: int, most: int) -> bool:
-    return type(value) is int and least <= value <= most
-
-
-def _is_stages(value: object) -> bool:
-    return (
-        isinstance(value, tuple)
-        and len(value) <= 8
-        and all(_is_within(units, 1, _MAX_UNITS) for units in value)
-    )
 
 
 def _shown(value: object) -> str:

@@ -7,10 +7,10 @@ conversions change the bytes of an image.
 import io
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import PIL
@@ -144,7 +144,7 @@ class Picture:
             if pixels is not None:
                 rows = slice((top - y) // reduce, -(-(top + height - y) // reduce))
                 return pixels[rows, (left - x) // reduce : -(-(left + width - x) // reduce)]
-            self._stored = _decode_with_pillow(self._stored.data, self._truncated)[0]
+            self._stored = _decode_with_pillow(self._stored.data, "jpg", self._truncated)[0]
         return self._stored[top : top + height, left : left + width]
 
 
@@ -153,12 +153,13 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
 
     Only the header of an 8-bit baseline or progressive JPEG is parsed; other formats are decoded at once.
     """
-    data, jpeg = without_heic(data), None
-    if image_extension(data) == "jpg":
+    data, jpeg = without_heic(data) if is_heic(data) else data, None
+    extension = image_extension(data)
+    if extension == "jpg":
         data = with_end_marker(data)
         jpeg = read_header(data)
     if jpeg is None:
-        pixels, orientation = _decode_with_pillow(data, truncated)
+        pixels, orientation = _decode_with_pillow(data, extension, truncated)
         return Picture(pixels, orientation if exif_orientation else 1)
     _check_cost(jpeg.width, jpeg.height, "one scan" if jpeg.can_stop_early else "several scans")
     if not jpeg.has_one_scan:
@@ -208,9 +209,8 @@ def decode(data: bytes, *, exif_orientation: bool = True, truncated: Truncated =
     return picture.region(0, 0, picture.height, picture.width)
 
 
-def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, int]:
+def _decode_with_pillow(data: bytes, extension: str | None, truncated: Truncated) -> tuple[np.ndarray, int]:
     """Return the stored pixels, and the orientation. Pillow ignores damaged JPEG data, so it is checked."""
-    extension = image_extension(data)
     if extension is None:
         raise BadSample(*refusal(data))
     plugin = _PLUGINS[extension]
@@ -305,9 +305,23 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _rgb(image: Image.Image) -> np.ndarray:
-    """Return the stored pixels as 8-bit RGB, scaled from the range that the file declares."""
+    """Return the stored pixels as 8-bit RGB, scaled from the range that the file declares.
+
+    Raises BadSample for pixels without a known range, and for those that Pillow decodes wrongly.
+    """
     tags = getattr(image, "tag_v2", {})  # of a TIFF
-    _check_samples(image, tags)
+    signed = not {*tags.get(_SAMPLE_FORMAT, ())} <= {_UNSIGNED}
+    # A PGM file of more than 8 bits is scaled to 16 by Pillow.
+    if image.mode == "F" or signed or (image.mode == "I" and image.format != "PPM"):
+        raise BadSample(
+            "unsupported pixels",
+            "signed, 32-bit and floating-point pixels have no known range; convert to 8 or 16 bits, unsigned",
+        )
+    if tags.get(_COMPRESSION) == _WEBP:
+        raise BadSample("unsupported format", "TIFF compressed by WEBP; convert it to PNG")
+    layout = tags.get(_PLANAR, 1), tags.get(_COMPRESSION, 1), max(tags.get(_BITS_PER_SAMPLE, (1,)))
+    if layout == (2, 1, 16):
+        raise BadSample("unsupported pixels", "16-bit planes, not compressed; interleave the channels")
     if image.mode.startswith("I"):  # grey of 12 or 16 bits, which Pillow would clip at 255 instead of scaling
         deep, bits = np.asarray(image), tags.get(_BITS_PER_SAMPLE, (16,))[0]
         # Pillow has scaled a PGM to 65,535 = 257 * 255; rounding to nearest agrees with `_scaled_pnm`
@@ -326,22 +340,6 @@ def _rgb(image: Image.Image) -> np.ndarray:
     colour: tuple[int, int, int] = tuple(pixels[0, 0].tolist())
     del pixels
     return _drawn_in_alpha(image, colour)
-
-
-def _check_samples(image: Image.Image, tags: Mapping[int, Any]) -> None:
-    """Refuse pixels without a known range, and those that Pillow decodes wrongly."""
-    signed = not {*tags.get(_SAMPLE_FORMAT, ())} <= {_UNSIGNED}
-    # A PGM file of more than 8 bits is scaled to 16 by Pillow.
-    if image.mode == "F" or signed or (image.mode == "I" and image.format != "PPM"):
-        raise BadSample(
-            "unsupported pixels",
-            "signed, 32-bit and floating-point pixels have no known range; convert to 8 or 16 bits, unsigned",
-        )
-    if tags.get(_COMPRESSION) == _WEBP:
-        raise BadSample("unsupported format", "TIFF compressed by WEBP; convert it to PNG")
-    layout = tags.get(_PLANAR, 1), tags.get(_COMPRESSION, 1), max(tags.get(_BITS_PER_SAMPLE, (1,)))
-    if layout == (2, 1, 16):
-        raise BadSample("unsupported pixels", "16-bit planes, not compressed; interleave the channels")
 
 
 def _drawn_in_alpha(image: Image.Image, colour: tuple[int, int, int]) -> np.ndarray:
@@ -379,12 +377,10 @@ _USUAL_QUALITY = 90
 
 
 def without_heic(data: bytes) -> bytes:
-    """Convert HEIC to the JPEG that `vitctl data shards` writes; return any other file unchanged.
+    """Convert HEIC to the JPEG that `vitctl data shards` writes.
 
     The orientation is applied and the colour profile kept; other metadata are dropped. Raises BadSample.
     """
-    if not is_heic(data):
-        return data
     try:
         import pillow_heif
     except ImportError:

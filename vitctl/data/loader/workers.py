@@ -243,7 +243,7 @@ class SmallImages:
         """Return the kept pixels of some samples, and the CRC-32 of each file, int64 `[B]`; None if one is
         unusable, or too large.
         """
-        (notes, pixels), found = self._arrays, []
+        (notes, pixels), is_whole, found = self._arrays, not transform.kept_side, []
         for sample in samples.tolist():
             of_file, of_both, height, width = notes[sample].tolist()
             own = pixels[sample, : 3 * height * width]
@@ -253,7 +253,7 @@ class SmallImages:
                     picture = open_picture(
                         data, exif_orientation=transform.exif_orientation, truncated=transform.truncated
                     )
-                    if not transform.kept_side and max(picture.height, picture.width) > limits.SMALL_SIDE:
+                    if is_whole and max(picture.height, picture.width) > limits.SMALL_SIDE:
                         self.is_off = True
                         return None
                     kept = transform.kept(picture)

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -262,15 +262,13 @@ def find_splits(folder: Path) -> dict[str, Path]:
     """
     if (folder / INDEX_FILE).is_file():
         return {folder.resolve().name: folder}
-    splits = {path.parent.name: path.parent for path in folder.glob(f"*/{INDEX_FILE}")}
-    order = in_usual_order(splits)
-    return dict(zip(order, map(splits.__getitem__, order), strict=True))
+    return in_usual_order({path.parent.name: path.parent for path in folder.glob(f"*/{INDEX_FILE}")})
 
 
-def in_usual_order(splits: Collection[str]) -> list[str]:
-    """Return names of splits, `train` first."""
-    first = list(filter(splits.__contains__, _USUAL_SPLITS))
-    return [*first, *sorted({*splits} - {*first})]
+def in_usual_order(splits: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the folders of splits by name, `train` first."""
+    ordered = dict.fromkeys(_USUAL_SPLITS) | dict(sorted(splits.items()))
+    return {name: folder for name, folder in ordered.items() if folder is not None}
 
 
 def table_limits(text: bytes) -> dict[str, int]:

@@ -36,7 +36,6 @@ from vitctl.system.files import (
     atomic_write,
     cache_folder,
     file_state,
-    inside,
     lock_alone,
     locked,
     open_lock,
@@ -152,8 +151,7 @@ def locate_splits(
                 f"--columns {columns}", f"{text} has an index, which has the labels", "leave it out"
             )
         places |= _index_folder(Path(text), names, fields) if makes_index else {}
-        order = in_usual_order(places)
-        return dict(zip(order, map(SplitLocation, map(places.__getitem__, order)), strict=True))
+        return {name: SplitLocation(place) for name, place in in_usual_order(places).items()}
     shards = expand(text)
     folders = {shard.rpartition("/")[0] for shard in shards}
     if len(folders) != 1 or not all(shard.endswith(".tar") for shard in shards):
@@ -302,8 +300,7 @@ def _index_folder(folder: Path, splits: Sequence[str], fields: Fields) -> dict[s
     candidates = [folder]
     has_shards = any(tars(folder, "*.tar")) and not any(folder.glob(f"*/{INDEX_FILE}"))
     if not has_shards and not (folder / INDEX_FILE).exists():
-        names = dict.fromkeys((*splits, *ROLES))
-        candidates = [inside(folder, name, error=DataError) for name in names if name]
+        candidates = [one for one in sorted(folder.glob("*/")) if one.name in (*splits, *ROLES)]
     made = {}
     for candidate in candidates:
         if (candidate / INDEX_FILE).exists():

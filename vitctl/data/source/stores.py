@@ -100,10 +100,10 @@ class ShardSource:
 
     def key(self, sample: int) -> str:
         """Return the key under which the sample was stored."""
-        row = self._row(sample)
-        key = stored_key(self._pread(sample, int(row["header"]), int(row["data"])))
+        shard, header, data, _ = self._place(sample)
+        key = stored_key(self._pread(shard, header, data))
         if not key:
-            raise BadSample("damaged", f"{self.location(sample)} has no header at byte {row['header']}")
+            raise BadSample("damaged", f"{self.location(sample)} has no header at byte {header}")
         return key
 
     def keys(self, samples: np.ndarray | None = None) -> list[str]:
@@ -115,13 +115,12 @@ class ShardSource:
 
     def location(self, sample: int) -> str:
         """Return the path or URL of the shard that holds the sample."""
-        self._row(sample)
-        return self.index.address(bisect.bisect_right(self.ends, sample))
+        return self.index.address(self._place(sample)[0])
 
     def read(self, sample: int) -> bytes:
         """Return the encoded image, exactly as stored in the shard."""
-        row = self._row(sample)
-        return self._pread(sample, int(row["header"]) + int(row["data"]), int(row["size"]))
+        shard, header, data, size = self._place(sample)
+        return self._pread(shard, header + data, size)
 
     def read_together(self, samples: Sequence[int], *, at_once: bool = False) -> dict[int, bytes]:
         """Read concurrently those of some images that take a request each: remote images without a cache.
@@ -130,23 +129,21 @@ class ShardSource:
         """
         places, held = {}, 0
         for sample in samples if self.index.is_remote and (at_once or self.cache is None) else ():
-            number, row = bisect.bisect_right(self.ends, sample), self._row(sample)
-            shard, size = self.index.shards[number], int(row["size"])
-            start = int(row["header"]) + int(row["data"])
+            number, header, data, size = self._place(sample)
+            shard, start = self.index.shards[number], header + data
             is_near = self.cache is not None and (
                 shard.num_bytes < _LARGE_BYTES or self.cache.holds(shard.sha256)
             )
             if is_near or not is_remote(self.index.address(number)):
                 continue
             with suppress(BadSample):  # reported by `read`
-                places[sample] = self._checked(sample, start, size), start, start + size
+                places[sample] = self._checked(number, start, size), start, start + size
                 held += size
             if held > _TOGETHER_BYTES:
                 break  # the others are read one by one
         found = dict(zip(places, read_ranges([*places.values()]), strict=True))
-        for sample, data in found.items() if self.cache is not None else ():
-            number = bisect.bisect_right(self.ends, sample)
-            self._unverified.setdefault(number, []).append((places[sample][1], data))
+        for sample, image in found.items() if self.cache is not None else ():
+            self._unverified.setdefault(self._place(sample)[0], []).append((places[sample][1], image))
         return found
 
     def fetch_ahead(self, samples: np.ndarray) -> None:
@@ -164,14 +161,15 @@ class ShardSource:
         shards: list[int] = np.unique(np.searchsorted(self.ends, samples, side="right")).tolist()
         return shards
 
-    def _row(self, sample: int) -> np.ndarray:
+    def _place(self, sample: int) -> tuple[int, int, int, int]:
+        """Return a sample's shard; where its header begins there; the sizes of header and image, in bytes."""
         if not 0 <= sample < self.index.num_samples:
             raise IndexError(f"sample {sample} of {self.index.num_samples}")
-        row: np.ndarray = self.index.rows[sample]
-        return row
+        row = self.index.rows[sample]
+        return bisect.bisect_right(self.ends, sample), int(row["header"]), int(row["data"]), int(row["size"])
 
-    def _pread(self, sample: int, offset: int, size: int) -> bytes:
-        number, address = bisect.bisect_right(self.ends, sample), self._checked(sample, offset, size)
+    def _pread(self, number: int, offset: int, size: int) -> bytes:
+        address = self._checked(number, offset, size)
         if self._reads_ranges and is_remote(address):
             return read_ranges([(address, offset, offset + size)])[0]
         try:
@@ -185,9 +183,8 @@ class ShardSource:
             raise BadSample("unreadable", f"{address} ends before byte {offset + size}")
         return data
 
-    def _checked(self, sample: int, start: int, size: int) -> str:
-        """Return the path or URL of a sample's shard, after checking a range of it."""
-        number = bisect.bisect_right(self.ends, sample)
+    def _checked(self, number: int, start: int, size: int) -> str:
+        """Return the path or URL of a shard, after checking a range of it."""
         address = self.index.address(number)
         if size > limits.IMAGE_FILE:
             raise BadSample(
