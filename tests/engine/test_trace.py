@@ -39,7 +39,7 @@ def marks(folder: Path) -> dict[int, Any]:
     """Of each step that has a line."""
     steps = read_steps(folder)
     assert steps is not None
-    return {n: read_marks(folder / TRACE, n, line.trace, SIZE + NORMS) for n, line in steps.by_step.items()}
+    return {n: read_marks(folder / TRACE, n, steps.at(n).trace, SIZE + NORMS) for n in steps.by_step}
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def test_marks__of_each_step_are_found_by_its_number(written: Path) -> None:
     assert (written / TRACE).stat().st_size == 32 + 4 * 2 * (SIZE + NORMS)
     steps = read_steps(written)
     assert steps is not None
-    assert [bool(steps.by_step[n].weights) for n in (1, 2, 3)] == [False, True, False]
-    assert [steps.by_step[n].number("loss") for n in (1, 2, 3)] == [1 / 3, 2 / 3, 1.0]
+    assert [bool(steps.at(n).weights) for n in (1, 2, 3)] == [False, True, False]
+    assert [steps.at(n).number("loss") for n in (1, 2, 3)] == [1 / 3, 2 / 3, 1.0]
 
 
 def test_marks__are_cut_on_resume_and_written_again(written: Path, runtime: Runtime) -> None:
@@ -86,7 +86,7 @@ def test_marks__of_another_batch_size_begin_anew(written: Path, runtime: Runtime
     assert line  # the chain goes on
     steps = read_steps(written)
     assert steps is not None
-    assert read_marks(written / TRACE, 5, steps.by_step[5].trace, 7 + NORMS) is not None
+    assert read_marks(written / TRACE, 5, steps.at(5).trace, 7 + NORMS) is not None
 
 
 def test_marks__that_do_not_fit_are_kept_of_the_steps_after_a_checkpoint(

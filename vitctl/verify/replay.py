@@ -248,7 +248,7 @@ class _Replay:
         trainer = self.trainer
         if step not in self.steps.by_step:
             self._unproven(f"step {step} has no record; the steps after it were not computed again")
-        recorded = self.steps.by_step[step]
+        recorded = self.steps.at(step)
         weights = trainer.state.network if recorded.weights else None
         size = trainer.train_step.batch_size
         here = describe_step(trainer.runtime, step, result, micro_batches, trainer.own, size, weights)
@@ -259,7 +259,7 @@ class _Replay:
         self.progress(*self.range, step)
 
     def _check_weights(self, begin: int) -> None:
-        recorded = self.steps.by_step[begin].weights if begin in self.steps.by_step else ""
+        recorded = self.steps.at(begin).weights if begin in self.steps.by_step else ""
         recorded = recorded or next((one.weights for one in self.steps.starts if one.step == begin), "")
         if recorded and weights_checksum(self.trainer.state.network) != recorded:
             text = f"the weights after step {begin}" if begin else "the start weights"
