@@ -71,15 +71,16 @@ class Store:
                 self.send(path)
 
     def send_missing(self) -> None:
-        """Copy the complete checkpoints that the store lacks, oldest first, and all records."""
+        """Copy what the store lacks of complete checkpoints, oldest first, and all records."""
         there = self._list()
         self.remove_gone(later=True)
         for step in sorted(filter(_is_whole, self.folder.glob(f"**/{CHECKPOINTS}/step_*"))):
-            if (step / STATE).relative_to(self.folder).as_posix() not in there:
-                for path in step.glob("*.safetensors"):
-                    self.send(path)
+            paths = [*step.glob("*.safetensors"), step / STATE]
+            names = [path.relative_to(self.folder).as_posix() for path in paths]
+            if any(there.get(name) != path.stat().st_size for name, path in zip(names, paths, strict=True)):
                 self.send_records()
-                self.send(step / STATE)
+                for path in paths:
+                    self.send(path)
         self.send_records()
         self.remove_gone()
 
@@ -188,7 +189,8 @@ class Sender:
     def add(self, step: int, *, is_written: bool) -> None:
         """Send the checkpoint of a step, if all peers have written it."""
         self._last = step
-        self._queue.submit(self._send, step, is_written)
+        with suppress(RuntimeError):  # a save by the thread that ends the process
+            self._queue.submit(self._send, step, is_written)
 
     def finish(self) -> None:
         """Wait for what is being sent; an outage is waited out as any other. Then the run's folder has the
