@@ -177,7 +177,7 @@ def _show_training(
         ),
         ("checkpoint", f"{bytes_text(plan.checkpoint_bytes)}, at most {bytes_text(plan.disk_bytes)} on disk"),
         *(_detail_rows(plan, nodes) if everything else ()),
-        ("run folder", str(run_dir)),
+        ("run folder", " and ".join(filter(None, (str(run_dir), store_of(loaded.recipe))))),
     ]
     show_table((loaded.recipe.job, loaded.name), rows, left=None)
     _show_notes(plan.notes, everything)
