@@ -14,7 +14,10 @@ from tests.trained import do
 from vitctl.cli.show import run_views
 from vitctl.engine.journal import read_records
 from vitctl.engine.runtime import PARTS
+from vitctl.errors import VitctlError
 from vitctl.jobs.training import _expect
+from vitctl.launch.prepare_run import prepare_run
+from vitctl.launch.worker import work
 from vitctl.models.variants import variant
 from vitctl.recipe.load import Override, load_recipe
 
@@ -26,8 +29,8 @@ def test_profile__names_the_parts_and_changes_no_bit(short: Path, tiny_data: Pat
     assert [one["bits"] for one in steps] == [one["bits"] for one in same]
     weights = "checkpoints/step_00000008/model.safetensors"
     assert (run / weights).read_bytes() == (short / weights).read_bytes()
-    assert [path.name for path in (run / "profile").iterdir()] == ["steps_7-99.json.gz"]
-    with gzip.open(run / "profile/steps_7-99.json.gz") as file:
+    assert [path.name for path in (run / "profile").iterdir()] == ["steps_7-8.json.gz"]  # what it has
+    with gzip.open(run / "profile/steps_7-8.json.gz") as file:
         events = json.load(file)["traceEvents"]
     named = Counter(one["name"] for one in events if one.get("cat") == "user_annotation")
     assert {part: named[part] for part in PARTS} == dict.fromkeys(PARTS, 2) | {"forward": 4}
@@ -35,6 +38,26 @@ def test_profile__names_the_parts_and_changes_no_bit(short: Path, tiny_data: Pat
     assert [tuple(one) for one in logged] == [PARTS] * len(logged)
     assert all(0 < sum(share for (share,) in one.values()) < 1.001 for one in logged)
     assert "phases" not in (run / "steps.jsonl").read_text()
+
+
+def test_profile__that_a_resume_interrupts_has_a_second_file(tiny_data: Path, tmp_path: Path) -> None:
+    values = {"data.path": str(tiny_data), **SHORT, "log.profile": "2-7"}
+    do(TINY, tmp_path, **{**values, "schedule.total_steps": 6})
+    longer = load_recipe(str(TINY), [Override(key, value) for key, value in values.items()])
+    prepare_run(longer, tmp_path, allow=["schedule.total_steps"])
+    work(tmp_path)
+    assert {path.name for path in (tmp_path / "profile").iterdir()} == {
+        "steps_2-6.json.gz",
+        "steps_7.json.gz",
+    }
+
+
+@pytest.mark.parametrize("asked", ["0", "7-6", "５", "9@1", "x"])
+def test_profile__of_what_cannot_be_is_refused(asked: str, tiny_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        VitctlError, match="20-24" if asked != "9@1" else "the run has 8 steps, and processes 0 to 0"
+    ):
+        do(TINY, tmp_path, **{"data.path": str(tiny_data), **SHORT, "log.profile": asked})
 
 
 def train(**more: Any) -> dict[str, Any]:

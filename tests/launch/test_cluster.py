@@ -356,7 +356,27 @@ def test_setup__comes_before_vitctl_in_both_kinds_of_job(tmp_path: Path) -> None
     assert command and "NCCL_SOCKET_IFNAME=$$MINE\\nexec python -m vitctl resume /runs/a" in command[1]
 
 
-@pytest.mark.parametrize("content", [b"a\0b", b"\xff\xfe", b"module load cuda\r\n", None])
+def test_setup__directives_come_before_the_first_command(tmp_path: Path) -> None:
+    """sbatch reads no directive after one."""
+    file = tmp_path / "setup.sh"
+    file.write_bytes(b"\xef\xbb\xbfmodule load cuda\n#SBATCH --mail-type=END\nset -euo pipefail\n")
+    lines = job_text(Job.parse(f"time=1:00:00,setup={file}"), Path("/runs/a"), "/opt/python").splitlines()
+    commands = [line for line in lines if not line.startswith("#")]
+    assert lines.index("#SBATCH --mail-type=END") < lines.index(commands[0])
+    assert commands[:3] == ["module load cuda", "set -euo pipefail", "set +eu"]
+
+
+@pytest.mark.parametrize("option", ["--nodes=9", "-N 9", "--time=5", "-t 5", "--signal=TERM", "--no-requeue"])
+def test_setup__directives_of_slurm_itself_are_refused(tmp_path: Path, option: str) -> None:
+    (tmp_path / "setup.sh").write_text(f"#SBATCH {option}\n")
+    job = Job.parse(f"time=1:00:00,setup={tmp_path / 'setup.sh'}")
+    with pytest.raises(LaunchError, match=f"has #SBATCH {option}, which --slurm sets itself"):
+        job_text(job, Path("/runs/a"), "/opt/python")
+
+
+@pytest.mark.parametrize(
+    "content", [b"a\0b", b"\xff\xfe", b"module load cuda\r\n", b"cat <<EOF\nhello\n", b"export A='1\n", None]
+)
 def test_setup__that_is_not_text_is_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "setup.sh").write_bytes(content)

@@ -205,6 +205,13 @@ def test_without_queries(given: str, text: str, asked: dict[str, str]) -> None:
     assert {one: with_query(one).partition("?")[2] for one in asked} == asked
 
 
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az", "hf"])
+def test_without_queries__a_number_sign_in_a_store_is_refused(scheme: str) -> None:
+    """It may be part of a name there; without what follows it is another file."""
+    with pytest.raises(RecipeError, match=f"{scheme}://bucket/.* has a '#'; rename"):
+        without_queries(f"{scheme}://bucket/set#2/train")
+
+
 def test_without_queries__one_query_for_an_address() -> None:
     with pytest.raises(RecipeError, match=r"https://h.org/get: is given with two queries"):
         without_queries("https://h.org/get?id=1", "https://h.org/get?id=2")

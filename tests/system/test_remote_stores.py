@@ -94,6 +94,9 @@ def files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Files]:
         ({"AWS_PROFILE": "none"}, "AWS_PROFILE"),
         ({"AWS_DEFAULT_REGION": "eu west"}, "AWS_DEFAULT_REGION"),
         ({"AWS_ENDPOINT_URL": "127.0.0.1:9"}, "AWS_ENDPOINT_URL"),
+        ({"AWS_ENDPOINT_URL": "htp://127.0.0.1:9"}, "AWS_ENDPOINT_URL"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:99999"}, "AWS_ENDPOINT_URL"),
+        ({"AWS_ENDPOINT_URL": "http://user:S3CR3T@127.0.0.1:9"}, "AWS_ENDPOINT_URL"),
         ({"AWS_ENDPOINT_URL": "http://no-such-host.invalid"}, "AWS_ENDPOINT_URL"),
     ],
 )

@@ -374,7 +374,8 @@ def index(
         else:
             places += sorted(map(str, tars(Path(name), "*.tar"))) if Path(name).is_dir() else [name]
     if not places:
-        raise DataError(shards[0], "no .tar files here", "give the shards or the folder that holds them")
+        fix = "give the shards or their folder; of several splits, index each by itself, as in FOLDER/train"
+        raise DataError(shards[0], "no .tar files here", fix)
     with writing(out or Path(places[0]).parent), progress_bar("indexing shards") as progress:
         made = index_shards(
             places,

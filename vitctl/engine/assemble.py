@@ -36,7 +36,7 @@ from vitctl.engine.log import RunLog
 from vitctl.engine.losses import Mixing, Objective, classification
 from vitctl.engine.optimizer import Average, build_optimizer, trained_names
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.profile import profiled
+from vitctl.engine.profile import profiled, steps_of
 from vitctl.engine.runtime import (
     Runtime,
     check_same,
@@ -50,6 +50,7 @@ from vitctl.engine.state import RunState, computed_on
 from vitctl.engine.store import Sender, Store
 from vitctl.engine.trainer import Evaluator, Trainer
 from vitctl.engine.update import AllReduced, Gradients, TrainStep
+from vitctl.errors import LaunchError
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops
@@ -326,6 +327,10 @@ def assembled(
     )
     batches = partial(batches, micro_batch=micro_batch, num_workers=workers)
     if asked := recipe.log.profile:
+        first, _, rank = steps_of(asked)
+        if first > steps or rank >= runtime.num_processes:
+            what = f"the run has {steps:,} steps, and processes 0 to {runtime.num_processes - 1}"
+            raise LaunchError(f"--profile {asked}", what, "give a step and a process of it")
         batches = partial(profiled, batches, asked, len(own), runtime, run.folder)
     return Trainer(
         recipe,

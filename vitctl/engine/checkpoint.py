@@ -601,8 +601,12 @@ class Saver:
     def _fail(self, step: int, reason: str) -> None:
         if not self._problem:
             self._problem = f"step {step} could not be saved in {self.root} ({reason})"
-            text = f"{self._problem}; earlier checkpoints are complete"
-            self.journal.write("warning", step=step, text=text)
+            self.journal.write("warning", step=step, text=f"{self._problem}; {self.earlier}")
+
+    @property
+    def earlier(self) -> str:
+        """What is there beside a checkpoint that could not be saved."""
+        return "earlier checkpoints are complete" if newest_name(self.root) else "there is no earlier one"
 
     def _delete_old(self, step: int, scores: Mapping[int, float]) -> bool:
         """Delete checkpoints that will not be kept once `step` is saved. Return whether there were any."""

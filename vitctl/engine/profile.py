@@ -1,7 +1,7 @@
 """`log.profile`: a trace of some steps by torch's profiler, and on a GPU the history of its memory."""
 
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -27,24 +27,33 @@ def profiled(
 ) -> Generator[Batch, None, None]:
     """Yield the micro-batches that `make` does, `share` images a step, and profile the steps asked for.
 
-    Whatever ends the training before the last of them ends the profile.
+    Whatever ends the training before the last of them ends the profile; a resume begins another.
     """
-    steps, _, rank = asked.partition("@")
-    first, last = (int(text or 0) for text in steps.partition("-")[::2])
+    first, last, rank = steps_of(asked)
     with closing(make(first_step=first_step)) as batches, ExitStack() as stack:
+        done = list[int]()  # steps
         for step in count(first_step + 1):
-            if step == max(first, last) + 1:
+            if step == last + 1:
                 stack.close()
-            if step == first and runtime.rank == int(rank or 0):
-                stack.enter_context(_profile(runtime, folder / PROFILE / f"steps_{asked}"))
-                runtime.clock.switch(DATA)
+            if first <= step <= last and runtime.rank == rank:
+                if not done:
+                    stack.enter_context(_profile(runtime, folder / PROFILE, done, rank))
+                    runtime.clock.switch(DATA)
+                done.append(step)
             yield from take(batches, share, missed=lambda _: None)  # whoever takes them notices an outage
 
 
+def steps_of(asked: str) -> tuple[int, int, int]:
+    """Return first and last step, and the process, of `log.profile`."""
+    steps, _, rank = asked.partition("@")
+    first, _, last = steps.partition("-")
+    return int(first), int(last or first), int(rank or 0)
+
+
 @contextmanager
-def _profile(runtime: Runtime, path: Path) -> Iterator[None]:
-    """Write `path`.json.gz, in the format of Chrome's traces, and on a GPU `path`.pickle, torch's snapshot of
-    its memory, which nothing here reads.
+def _profile(runtime: Runtime, folder: Path, done: Sequence[int], rank: int) -> Iterator[None]:
+    """Write a .json.gz named by the steps `done`, in the format of Chrome's traces, and on a GPU a .pickle,
+    torch's snapshot of its memory, which nothing here reads.
     """
     is_cuda = runtime.device.type == "cuda"
     if is_cuda:
@@ -59,7 +68,9 @@ def _profile(runtime: Runtime, path: Path) -> Iterator[None]:
         runtime.clock.named(False)
         profile.stop()
         with suppress(OSError, RuntimeError):  # a full disk does not end the run
-            path.parent.mkdir(exist_ok=True)
+            to, of = f"-{done[-1]}" * (len(done) > 1), f"@{rank}" * (rank > 0)
+            path = folder / f"steps_{done[0]}{to}{of}"
+            folder.mkdir(exist_ok=True)
             profile.export_chrome_trace(f"{path}.json.gz")
             if is_cuda:
                 _cuda_memory._dump_snapshot(f"{path}.pickle")

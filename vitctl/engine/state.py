@@ -223,8 +223,8 @@ class RunState:
         problem = self._finish_save()
         if problem and last:
             raise CheckpointError(
-                f"{problem}; earlier checkpoints are complete: free space or fix permissions, then: vitctl "
-                f"resume {typed(self._log.folder)}"
+                f"{problem}; {self._saver.earlier}: free space or fix permissions, then: vitctl resume "
+                f"{typed(self._log.folder)}"
             )
         if self._runtime.is_main:
             self._saver.keep(self._deciding)
@@ -265,7 +265,8 @@ class RunState:
             threading.Event().wait()  # the thread that gave up saves, and ends this process
         if not (self.step and self._runtime.is_main) or isinstance(error, CheckpointError):
             return
-        what = f"ended by an error ({type(error).__name__}) after step {self.step}"
+        kind = "" if isinstance(error, VitctlError) else f" ({type(error).__name__})"
+        what = f"ended by an error{kind} after step {self.step}"
         lost = self._runtime.num_processes > 1 and is_lost_peer(str(error))
         with self._lock:
             reason = self._inconsistent() or ("another process was lost" if lost else "") or self._save_now()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -312,7 +313,8 @@ class Resources:
             if name not in known or (known[name] is bool) == bool(equals):
                 raise LaunchError(cls.launcher, f"{word!r} is unknown; known: {', '.join(known)}", then)
             if known[name] is int and not _is_count(value, 1 if name in ("nodes", "tasks") else 0):
-                raise LaunchError(cls.launcher, f"{word!r} should be a whole number", then)
+                least = " from 1" * (name in ("nodes", "tasks"))
+                raise LaunchError(cls.launcher, f"{word!r} should be a whole number{least}", then)
             if known[name] is str and not re.fullmatch(patterns[name], value):
                 raise LaunchError(cls.launcher, f"{word!r} is not a valid {name}", then)
             values[name] = not equals or (int(value) if known[name] is int else value)
@@ -335,11 +337,15 @@ class Resources:
         if not self.setup:
             return ""
         try:
-            text = read_bytes(Path(self.setup), _MOST_SETUP_BYTES, error=LaunchError).decode()
+            text = read_bytes(Path(self.setup), _MOST_SETUP_BYTES, error=LaunchError).decode("utf-8-sig")
         except UnicodeDecodeError:
             text = "\0"
         if {*"\0\r"} & {*text}:
             raise LaunchError(self.setup, "is not text with Unix line ends", "give lines of the shell")
+        with suppress(FileNotFoundError):  # a machine without bash; of an open quote or heredoc it warns
+            said = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True).stderr
+            if said:
+                raise LaunchError(self.setup, one_line(said), "correct its lines")
         return text.rstrip() + "\n"
 
     def text(self, run_dir: Path, store: str = "") -> str:
@@ -443,6 +449,12 @@ def job_text(job: Job, run_dir: Path, python: str, store: str = "") -> str:
         "output": f'"{str(run_dir).replace("%", "%%")}/logs/slurm_%j.txt"',  # Slurm expands a single %
     }
     lines = [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
+    given = job.setup_text.splitlines()
+    wanted = [line for line in given if line.startswith("#SBATCH")]
+    own = "|".join((*options, "requeue", "no-requeue", "ntasks", "[NntoJpACq]"))
+    for line in wanted:
+        if re.match(rf"#SBATCH\s+--?({own})(?![\w-])", line):
+            raise LaunchError(job.setup, f"has {line}, which --slurm sets itself", "leave the line out")
     resume, folder = shlex.join([python, *resume_words(run_dir, store)]), shlex.quote(str(run_dir))
     cpus = f"--cpus-per-task={job.cpus} " if job.cpus else ""  # srun takes none of the job's since 22.05
     return "\n".join(
@@ -451,7 +463,9 @@ def job_text(job: Job, run_dir: Path, python: str, store: str = "") -> str:
             *lines,
             "#SBATCH --requeue",
             *["#SBATCH --exclusive"] * job.exclusive,
-            job.setup_text,
+            *wanted,  # sbatch reads none after a command
+            *(line for line in given if line not in wanted),
+            "set +eu",
             "cancelled=",
             "trap 'cancelled=1' TERM",
             "# One process may finish before another: that kills no other; one that hangs is killed.",

@@ -273,7 +273,8 @@ class Checkpoint(Section):
 
 
 def _profiled(text: str) -> str:
-    if text and not re.fullmatch(r"\d+(-\d+)?(@\d+)?", text):
+    found = re.fullmatch(r"([1-9][0-9]*)(?:-([1-9][0-9]*))?(@[0-9]+)?", text)
+    if text and (not found or int(found[2] or found[1]) < int(found[1])):
         raise ValueError(f"'{text}' should be a step such as 20, or steps such as 20-24, or 20-24@3")
     return text
 

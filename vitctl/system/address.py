@@ -159,6 +159,8 @@ def split(address: str, error: type[VitctlError]) -> tuple[str, str]:
     if has_control(address) or "\\" in address or (is_web and any(map(str.isspace, address))):
         shown = f"{scheme}://{host}/..." if valid else hidden
         raise error(shown, "contains a space, a control character or a backslash")
+    if "#" in address and not is_web:  # it may be part of a name there, and would be dropped
+        raise error(text if valid else hidden, "has a '#'", "rename the file or folder")
     if query and not is_web:
         raise error(text if valid else hidden, "has a query (?...), which only https:// addresses have")
     return text, query

@@ -54,6 +54,7 @@ _KEYS = {
 _MISTAKES = {
     "^Invalid endpoint": "set AWS_ENDPOINT_URL to https://HOST",
     "SSLError|CertificateError|ResponseParserError": "set AWS_ENDPOINT_URL to the address of an S3 server",
+    "EndpointResolution|^ValueError$": "set AWS_ENDPOINT_URL to https://HOST",
     "Profile": "set AWS_PROFILE to one that ~/.aws/config has",
     "Region|PermanentRedirect|Malformed|IllegalLocation|^301$": "set AWS_DEFAULT_REGION to the bucket's",
     "TimeTooSkewed": "set the clock of this machine",
@@ -473,6 +474,8 @@ def list_store(url: str) -> list[str]:
     An empty object may be the mark of a folder, and is left out. Raises as `transfer`.
     """
     found = _on_store(url if "*" in url else f"{url.rstrip('/')}/*.tar", "glob", detail=True)
+    if not found:
+        list_files(url.partition("*")[0])  # a bucket that is not there is an error
     return sorted(f"{urlsplit(url).scheme}://{name}" for name, about in found.items() if about["size"])
 
 
@@ -566,8 +569,6 @@ def _of_store(url: str, error: BaseException) -> Exception:
     what renews them.
     """
     scheme, host = urlsplit(url)[:2]
-    if isinstance(error, FileNotFoundError):
-        return MissingError(url, "no such file or bucket on the server")
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
@@ -577,8 +578,12 @@ def _of_store(url: str, error: BaseException) -> Exception:
         response = getattr(one, "response", None)
         code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
         facts += map(str, (code, getattr(one, "status_code", ""), getattr(one, "code", "")))
+    if "NoSuchBucket" in facts:
+        return DataError(url, "no such bucket on the server")
+    if isinstance(error, FileNotFoundError):
+        return MissingError(url, "no such file on the server")
     fixes = (fix for part, fix in _MISTAKES.items() for fact in facts if re.search(part, fact))
-    fix, text = next(fixes, None), error_text(error)
+    fix, text = next(fixes, None), re.sub(r"//[^/\s@]+@", "//", error_text(error)).rstrip(".")  # no password
     if isinstance(error, PermissionError) or (fix is not None and host not in _ANSWERED):
         return DataError(url, text, fix or _KEYS.get(scheme, "change its permissions"))
     if "EndpointConnectionError" in facts:

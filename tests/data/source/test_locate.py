@@ -318,6 +318,29 @@ def test_remote_index__a_broken_copy_is_fetched_anew(
         assert kept.read_bytes() == (folder / name).read_bytes()
 
 
+def test_remote_index__a_split_that_was_missing_is_missing_offline(
+    make_split: MakeSplit, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_split(20).folder
+    with serving(folder.parent, Faults()) as url:
+        online = set(locate_splits(url, "train"))
+    began = time.monotonic()
+    with remote.patient(60):
+        assert set(locate_splits(url, "train")) == online == {"train"}
+    assert time.monotonic() - began < 30
+    assert "the cached index is used" in capfd.readouterr().err
+
+
+def test_remote_index__without_its_table_is_an_error_and_no_missing_split(make_split: MakeSplit) -> None:
+    folder = make_split(20).folder
+    (folder / "names.bin").unlink()
+    with (
+        serving(folder.parent, Faults()) as url,
+        pytest.raises(DataError, match=r"train/names\.bin: is not on the server, but index\.json names it"),
+    ):
+        open_split("train", path=url)
+
+
 def without_index(index: Index) -> tuple[Path, bytes, list[object]]:
     """A split as another program left it; the index that `data index` writes for it, and what is in it."""
     shards = [index.folder / shard.name for shard in index.shards]

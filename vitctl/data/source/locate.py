@@ -469,7 +469,7 @@ def _fetched_index(url: str) -> Path:
             raise MissingError(f"{url}/{INDEX_FILE}", "no such file on the server")
         if not start or found != start:
             try:
-                _update_index(url, folder, asked)
+                _update_index(url, folder, asked, was_missing=found.endswith(" missing"))
                 found = start
             except MissingError:
                 found = f"{start} missing"
@@ -480,22 +480,25 @@ def _fetched_index(url: str) -> Path:
     return folder
 
 
-def _update_index(url: str, folder: Path, since: float) -> None:
+def _update_index(url: str, folder: Path, since: float, *, was_missing: bool) -> None:
     """Fetch an index that is new or changed; `since` as for `transfer`.
 
     The tables of an unchanged index, which are large, are not fetched again; those of an incomplete or
-    damaged copy are. If the server does not respond, the cached copy is used, with a warning.
+    damaged copy are. If the server does not respond, the cached copy is used, with a warning; one that an
+    earlier command found missing is still missing.
     """
     cached = b""
     with suppress(DataError):
         open_index(folder, url)
         cached = read_bytes(folder / INDEX_FILE, limits.INDEX, error=DataError)
     try:
-        patience = FIRST_SECONDS if cached else None
+        patience = FIRST_SECONDS if cached or was_missing else None
         text = read_file(f"{url}/{INDEX_FILE}", limits.INDEX, patience=patience, since=since)
         if text != cached:
             _fetch_index(url, folder, text)
     except GaveUpError as error:
+        if was_missing:
+            raise MissingError(url, "no such file when the server last answered") from None
         if not cached:
             raise
         print(f"warning: {one_line(str(error))}; the cached index is used", file=sys.stderr)
@@ -510,5 +513,9 @@ def _fetch_index(url: str, folder: Path, text: bytes) -> None:
     """Fetch the tables of an index; `index.json` is written last."""
     for name, max_bytes in table_limits(text).items():
         with atomic_write(folder / name) as aside, aside.open("wb") as file:
-            transfer([Span(f"{url}/{name}", file=file)], max_bytes)
+            try:
+                transfer([Span(f"{url}/{name}", file=file)], max_bytes)
+            except MissingError:  # else the split would count as missing
+                what = f"is not on the server, but {INDEX_FILE} names it"
+                raise DataError(f"{url}/{name}", what, "copy it there, or index the shards again") from None
     write_bytes(folder / INDEX_FILE, text)
