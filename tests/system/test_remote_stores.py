@@ -187,6 +187,13 @@ def test_weights__of_a_store_are_fetched_again_when_they_change(files: Files) ->
     download._CHECKED.clear()
     assert download.fetch(ADDRESS).read_bytes() == b"second, longer"
     assert len(files.asked) - asked == 1  # its version alone
+    path.write_bytes(b"second, damaged")
+    download._CHECKED.clear()
+    assert download.fetch(ADDRESS).read_bytes() == b"second, longer"
+    files.errors += [(503, "SlowDown")] * 10
+    download._CHECKED.clear()
+    with remote.patient(600):
+        assert download.fetch(ADDRESS).read_bytes() == b"second, longer"  # no server, but a copy
     assert download.cached(ADDRESS) == path
 
 

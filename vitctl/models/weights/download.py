@@ -16,7 +16,9 @@ from vitctl.models.weights.header import INDEX, bounded, parts_of
 from vitctl.system import limits
 from vitctl.system.address import check, with_query, without_queries
 from vitctl.system.files import cache_folder, flush, inside, locked, no_links, write_text
+from vitctl.system.process import tell
 from vitctl.system.remote import (
+    FIRST_SECONDS,
     HUB,
     STORES,
     TRANSIENT,
@@ -280,10 +282,13 @@ def _may_change(url: str) -> bool:
     return with_query(url) != url or urlsplit(url).scheme in STORES
 
 
-def _stamp(headers: Mapping[str, str]) -> str:
-    """Return a line that identifies the server's version of a file; "" if it states no version or time."""
-    version = [headers.get("ETag", ""), headers.get("Last-Modified", "")]
-    return one_line(" ".join([*version, headers.get("Content-Length", "")])) if any(version) else ""
+def _stamp(headers: Mapping[str, str], target: Path) -> str:
+    """Return a line that identifies the server's version of a file, and its copy as it was written; "" if the
+    server states no version or time.
+    """
+    version, copy = [headers.get("ETag", ""), headers.get("Last-Modified", "")], target.stat()
+    parts = [*version, headers.get("Content-Length", ""), str(copy.st_size), str(copy.st_mtime_ns)]
+    return one_line(" ".join(parts)) if any(version) else ""
 
 
 def _download(url: str, target: Path, progress: Progress) -> None:
@@ -297,7 +302,7 @@ def _download(url: str, target: Path, progress: Progress) -> None:
     cached_stamp = stamp.read_text() if target.exists() and stamp.exists() else ""
 
     def heard() -> None:
-        if cached_stamp and _stamp(span.headers) == cached_stamp:
+        if cached_stamp and _stamp(span.headers, target) == cached_stamp:
             raise NotModifiedError
         if span.headers.get("Content-Type", "").startswith("text/html"):
             raise CheckpointError(
@@ -312,7 +317,15 @@ def _download(url: str, target: Path, progress: Progress) -> None:
         done = part.stat().st_size
         span = Span(url, file=file, done=done, etag=etag, heard=heard, progress=progress)
         try:
-            transfer([span], limits.WEIGHTS)
+            try:
+                transfer([span], limits.WEIGHTS, patience=FIRST_SECONDS if cached_stamp else None)
+            except GaveUpError as error:
+                if not cached_stamp:
+                    raise
+                if not span.headers:
+                    tell(f"{error}; the cached copy is used")
+                    raise NotModifiedError from None
+                transfer([span], limits.WEIGHTS)  # it has changed there
         except (CheckpointError, NotModifiedError):
             part.unlink()
             raise
@@ -325,7 +338,7 @@ def _download(url: str, target: Path, progress: Progress) -> None:
     if not _may_change(url):
         stamp.unlink(missing_ok=True)
     else:
-        write_text(stamp, _stamp(span.headers))
+        write_text(stamp, _stamp(span.headers, target))
 
 
 def _stated_digests(url: str, headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
