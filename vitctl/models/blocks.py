@@ -39,16 +39,13 @@ def normal(shape: Sequence[int], generator: Generator, std: float) -> Values:
 
 
 def lecun_normal(shape: Sequence[int], generator: Generator) -> Values:
-    """Return normal draws cut at two deviations and rescaled to variance 1 / fan-in, float64."""
-    return truncated_normal(shape, generator, math.sqrt(1 / math.prod(shape[1:])) / 0.87962566103423978)
-
-
-def truncated_normal(shape: Sequence[int], generator: Generator, std: float) -> Values:
-    """Return draws of a normal, float64; draws beyond two standard deviations are drawn again."""
+    """Return normal draws, rescaled to variance 1 / fan-in, float64; those beyond two deviations are drawn
+    again.
+    """
     drawn = generator.standard_normal(tuple(shape))
     while (outside := np.abs(drawn) > 2).any():
         drawn[outside] = generator.standard_normal(int(outside.sum()))
-    drawn *= std
+    drawn *= math.sqrt(1 / math.prod(shape[1:])) / 0.87962566103423978
     return drawn
 
 

@@ -226,7 +226,7 @@ def _resized_grid(
         state["position_embedding"] = resize_position_embedding(
             table, source.grid, target.grid, source.prefix_rows, method
         )
-    said = "linear along each axis" if source.position_embedding == "2d" else say_method(method)
+    said = "linear along each axis" if source.position_embedding == "2d" else _method(method)[1]
     return state, [f"position embedding {old} " + ("kept" if old == new else f"-> {new} ({said})")]
 
 
@@ -337,11 +337,6 @@ def resize_axis(table: Tensor, new_length: int) -> Tensor:
     return resized.transpose(1, 2).to(table.dtype)
 
 
-def say_method(method: str) -> str:
-    """Return a resize method in words. Raises CheckpointError for an unknown name."""
-    return _method(method)[1]
-
-
 # Arguments for torch, and the method in words.
 _METHODS: dict[str, tuple[dict[str, Any], str]] = {
     "zoom": ({"mode": "bilinear", "align_corners": True}, "bilinear, corners aligned"),
@@ -357,6 +352,7 @@ _METHODS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def _method(name: str) -> tuple[dict[str, Any], str]:
+    """Return a row of `_METHODS`. Raises CheckpointError for an unknown name."""
     if name not in _METHODS:
         raise CheckpointError(
             "position embedding", f"unknown resize method {name!r}, known are {', '.join(_METHODS)}"

@@ -3,7 +3,6 @@
 import bisect
 import errno
 import hashlib
-import io
 import os
 import resource
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitctl.data.images.decode import BadSample
+from vitctl.data.images.decode import BadSample, encode
 from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import INDEX_FILE, LABELS, NAMES, SAMPLES, Index, read_index, size_problems
 from vitctl.data.shards.tar import stored_key
@@ -309,6 +308,5 @@ class SyntheticSource:
         tint = np.random.default_rng((0, sample % self.num_classes)).uniform(64, 192, 3)
         noise = np.random.default_rng((1, sample)).normal(0, 40, (16, 16, 3))
         pixels = np.clip(tint + noise, 0, 255).astype(np.uint8)
-        file = io.BytesIO()
-        Image.fromarray(pixels).resize((self.image_size, self.image_size)).save(file, "JPEG", quality=90)
-        return file.getvalue()
+        image = Image.fromarray(pixels).resize((self.image_size, self.image_size))
+        return encode(image, "JPEG", quality=90)
