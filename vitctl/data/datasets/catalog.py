@@ -453,11 +453,12 @@ def table_of(folder: Path, columns: str = "") -> Path | None:
 def _read_shards(place: Path) -> Originals:
     """Read a split of shards to write it again; images, keys, labels and class names stay unchanged."""
     source = ShardSource(open_index(place))
-    items = []
     sizes, labels = source.index.rows["size"].tolist(), source.labels().tolist()
-    for sample, (key, size, label) in enumerate(zip(source.keys(), sizes, labels, strict=True)):
-        given = tuple(one for one in label if one >= 0) if isinstance(label, list) else label
-        items.append(Item(key, given, partial(source.read, sample), size))
+    given = [tuple(one for one in own if one >= 0) if isinstance(own, list) else own for own in labels]
+    items = [
+        Item(key, label, partial(source.read, sample), size)
+        for sample, (key, size, label) in enumerate(zip(source.keys(), sizes, given, strict=True))
+    ]
     return Originals(items, source.class_names, source.index.source)
 
 

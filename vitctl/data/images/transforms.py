@@ -576,13 +576,10 @@ _LEVELS = np.tile(np.arange(256), (3, 1))
 def _levels(name: str, strength: float, pixels: np.ndarray) -> np.ndarray | None:
     """Return Pillow's new level for each channel and level, `[3, 256]`; None if it depends on more."""
     levels = _LEVELS
-    table: np.ndarray
     if name == "Invert":
-        table = 255 - levels
-        return table
+        return np.asarray(255 - levels)
     if name == "Posterize":
-        table = levels & -(2 ** (8 - int(strength)))
-        return table
+        return np.asarray(levels & -(2 ** (8 - int(strength))))
     if name == "Solarize":
         return np.where(levels < 255.0 * strength, levels, 255 - levels)
     if name not in ("AutoContrast", "Equalize"):
@@ -595,5 +592,4 @@ def _levels(name: str, strength: float, pixels: np.ndarray) -> np.ndarray | None
         return np.where((high > low)[:, None], spread, levels)
     step = ((counts.sum(1) - counts[_CHANNELS, high]) // 255)[:, None]
     ranks = step // 2 + counts.cumsum(1) - counts
-    table = np.where(step > 0, np.minimum(ranks // np.maximum(step, 1), 255), levels)
-    return table
+    return np.where(step > 0, np.minimum(ranks // np.maximum(step, 1), 255), levels)

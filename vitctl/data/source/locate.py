@@ -338,8 +338,8 @@ def _check_none_added(folder: Path) -> None:
         index = open_index(folder)
     except DataError:  # reported where this split is opened, if it is
         return
-    added = sorted({path.name for path in tars(folder, "*.tar")} - {shard.name for shard in index.shards})
-    if index.source == INDEXED and added:
+    shards = {shard.name for shard in index.shards}
+    if index.source == INDEXED and (added := sorted({path.name for path in tars(folder, "*.tar")} - shards)):
         raise DataError(
             folder,
             f"{count_text(len(added), 'shard')} added after it was indexed (such as {one_line(added[0])})",

@@ -165,7 +165,7 @@ def fit_splits(loaded: Loaded, *, chooses: bool = False) -> tuple[Loaded, str]:
     return (with_overrides(loaded, overrides) if overrides else loaded), note
 
 
-def _training_of(source: str) -> tuple[Path, Pretrain | Finetune | None]:
+def training_of(source: str) -> tuple[Path, Pretrain | Finetune | None]:
     """Return the run of some weights, and what it trained; None if it is none of a training."""
     if source == "newest":
         with suppress(CheckpointError):  # the job says that there is none
@@ -177,14 +177,14 @@ def _training_of(source: str) -> tuple[Path, Pretrain | Finetune | None]:
 
 def columns_of(source: str, path: str) -> str:
     """Return what --columns said of this data when the weights were trained on it; "" for other data."""
-    data = trained.data if (trained := _training_of(source)[1]) else None
+    data = trained.data if (trained := training_of(source)[1]) else None
     is_same = data is not None and data.columns and Path(data.path).resolve() == Path(path).resolve()
     return data.columns if data is not None and is_same else ""
 
 
 def _of_run(loaded: Loaded, recipe: Evaluate) -> Fitted:
     """Take the images that the run of the weights scored: those of its test, or of its scores."""
-    run, trained = _training_of(recipe.weights.source)
+    run, trained = training_of(recipe.weights.source)
     if trained is None or trained.data.synthetic:
         return {}, ""
     values = scored_place(trained.data) | {
