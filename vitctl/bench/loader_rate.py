@@ -98,16 +98,18 @@ def measure_loader(
 
 def loader_numbers(workers: int, images: int, seconds: float, cpu: float, bad: int = 0) -> dict[str, Any]:
     """Return the rates of a loader, and notes on their reliability; `bad` images could not be used."""
-    notes = []
-    if seconds < _LEAST_SECONDS:
-        notes.append(
+    notes = (
+        (
+            seconds < _LEAST_SECONDS,
             f"the loader was measured for only {seconds:.2g} s on {count_text(images, 'image')}, some of "
-            f"them made earlier: its rate is not reliable"
-        )
-    if bad:
-        notes.append(
-            f"{bad:,} of the {images:,} images could not be used, and took less time; see `vitctl data check`"
-        )
+            f"them made earlier: its rate is not reliable",
+        ),
+        (
+            bad,
+            f"{bad:,} of the {images:,} images could not be used, and took less time; see `vitctl data "
+            f"check`",
+        ),
+    )
     return {
         "images": images,
         "unusable_images": bad,
@@ -116,5 +118,5 @@ def loader_numbers(workers: int, images: int, seconds: float, cpu: float, bad: i
         "images_per_second": images / seconds,
         "images_per_worker": images / seconds / max(1, workers),
         "images_per_cpu_second": images / cpu if cpu >= _LEAST_CPU else 0.0,
-        "notes": notes,
+        "notes": [text for is_so, text in notes if is_so],
     }

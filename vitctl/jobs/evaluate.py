@@ -49,7 +49,7 @@ from vitctl.engine.metrics import (
 )
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import DataError, RecipeError, VitctlError, refuse
-from vitctl.jobs.inputs.checks import HELD_OUT, check_head_classes
+from vitctl.jobs.inputs.checks import HELD_OUT, check_head_classes, training_of
 from vitctl.jobs.inputs.classifier import probabilities
 from vitctl.jobs.inputs.data import Inputs, open_inputs, open_recipe_split, open_train
 from vitctl.jobs.inputs.weights import (
@@ -223,7 +223,7 @@ def _objectnet(source: Source, classes: np.ndarray, found: FoundWeights, *, rest
             classes,
             source.class_names,
             source.class_names,
-            lambda logits: _highest(logits, sets),
+            lambda logits: torch.stack([logits[:, numbers].amax(dim=1) for numbers in sets], dim=1),
         )
     return LabelRule({OBJECTNET: padded_sets(sets)[classes]}, classes, source.class_names, tuple(numbers))
 
@@ -259,11 +259,6 @@ def corruption_errors(split: str, source: Source, right: np.ndarray) -> dict[str
     ratios = [errors[name] / error for name, (_, error) in CORRUPTIONS.items() if error and name in errors]
     is_all = len(ratios) == sum(error is not None for _, error in CORRUPTIONS.values())
     return {"corruption_errors": errors} | ({"mce": float(np.mean(ratios))} if is_all else {})
-
-
-def _highest(logits: Tensor, sets: Sequence[Sequence[int]]) -> Tensor:
-    """Return the highest logit of each set of classes: `[B, K]` to `[B, A]`."""
-    return torch.stack([logits[:, numbers].amax(dim=1) for numbers in sets], dim=1)
 
 
 def write_counts(run_dir: Path, rule: LabelRule, best: np.ndarray) -> dict[str, str]:
@@ -610,11 +605,10 @@ def _training_of(weights: str, moved: str = "") -> tuple[Path, Pretrain | Finetu
     """Return the run that trained the weights, its recipe and images, and whether these are still those that
     it was trained on; None if no run made them. `moved` is where they may be, if they are gone.
     """
-    run = run_of(Path(weights))
-    recipe = load_recipe(str(run / RECIPE)).recipe if (run / RECIPE).is_file() else None
-    if not isinstance(recipe, Pretrain | Finetune):
+    run, recipe = training_of(weights)
+    if recipe is None:
         return None
-    recipe, result = at_start(recipe, run), read_result(run)
+    result = read_result(run)
     try:
         train = open_train(recipe.data, run / "data")
     except DataError:

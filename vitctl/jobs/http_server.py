@@ -28,7 +28,8 @@ from starlette.requests import ClientDisconnect
 from torch import Tensor
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from vitctl.data.images.decode import BadSample, open_picture
+from vitctl.data.images.decode import BadSample
+from vitctl.data.images.transforms import open_for
 from vitctl.engine.runtime import num_workers
 from vitctl.errors import LaunchError, explained
 from vitctl.jobs.inputs.classifier import OnnxNetwork, OpenClassifier, check_finite
@@ -95,11 +96,9 @@ class Batcher:
             return await row.logits
 
     def _shown(self, data: bytes) -> Tensor:
-        transform = self.opened.transform
         if not data:
             raise BadSample("empty file")
-        turned, truncated = transform.exif_orientation, transform.truncated
-        return self.opened.shown(open_picture(data, exif_orientation=turned, truncated=truncated))
+        return self.opened.shown(open_for(self.opened.transform, data))
 
     def compute(self, pixels: list[Tensor]) -> Tensor:
         """Return the logits `[B, K]` of pre-processed images."""

@@ -16,7 +16,8 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitctl.data.images.decode import BadSample, from_pillow, open_picture
+from vitctl.data.images.decode import BadSample, from_pillow
+from vitctl.data.images.transforms import open_for
 from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source, numbered_as
 from vitctl.engine.evaluation import most_likely
@@ -304,13 +305,11 @@ class Classifier:
 
     def _shown(self, images: Sequence[GivenImage], number: int) -> Tensor:
         transform, image = self._opened.transform, images[number]
-        upright = transform.exif_orientation
         try:
             if isinstance(image, str | Path):
-                data = ImageFiles([str(image)]).read(0)
-                picture = open_picture(data, exif_orientation=upright, truncated=transform.truncated)
+                picture = open_for(transform, ImageFiles([str(image)]).read(0))
             else:
-                picture = from_pillow(_pillow(image), exif_orientation=upright)
+                picture = from_pillow(_pillow(image), exif_orientation=transform.exif_orientation)
             return self._opened.shown(picture)
         except BadSample as error:
             raise DataError(f"image {number} of {len(images)}: {error}") from None

@@ -17,17 +17,19 @@ from torch.utils.checkpoint import checkpoint
 from vitctl.errors import LaunchError
 from vitctl.models.places import num_blocks, place
 
-Generator = np.random.Generator
+Generator = np.random.Generator | None  # None: weights are loaded next, so that none is drawn
 Values = NDArray[Any]  # float32 or wider
 
 
 def draw(weight: Tensor, fill: Callable[..., Values], generator: Generator, **scale: float) -> None:
     """Fill `weight` by `fill`, rounded once to float32: the same draws for every dtype, device and CPU."""
+    if generator is None:
+        return
     drawn = fill(tuple(weight.shape), generator, **scale).astype(np.float32, copy=False)
     weight.copy_(torch.from_numpy(drawn))
 
 
-def normal(shape: Sequence[int], generator: Generator, std: float) -> Values:
+def normal(shape: Sequence[int], generator: np.random.Generator, std: float) -> Values:
     """Return draws of a normal distribution, float64, by a ziggurat: mostly products.
 
     torch's normal uses vectorised logarithms and cosines, whose last bits differ between processors. The
@@ -38,21 +40,18 @@ def normal(shape: Sequence[int], generator: Generator, std: float) -> Values:
     return drawn
 
 
-def lecun_normal(shape: Sequence[int], generator: Generator) -> Values:
-    """Return normal draws cut at two deviations and rescaled to variance 1 / fan-in, float64."""
-    return truncated_normal(shape, generator, math.sqrt(1 / math.prod(shape[1:])) / 0.87962566103423978)
-
-
-def truncated_normal(shape: Sequence[int], generator: Generator, std: float) -> Values:
-    """Return draws of a normal, float64; draws beyond two standard deviations are drawn again."""
+def lecun_normal(shape: Sequence[int], generator: np.random.Generator) -> Values:
+    """Return normal draws, rescaled to variance 1 / fan-in, float64; those beyond two deviations are drawn
+    again.
+    """
     drawn = generator.standard_normal(tuple(shape))
     while (outside := np.abs(drawn) > 2).any():
         drawn[outside] = generator.standard_normal(int(outside.sum()))
-    drawn *= std
+    drawn *= math.sqrt(1 / math.prod(shape[1:])) / 0.87962566103423978
     return drawn
 
 
-def xavier_uniform(shape: Sequence[int], generator: Generator) -> Values:
+def xavier_uniform(shape: Sequence[int], generator: np.random.Generator) -> Values:
     """Return uniform draws of variance 2 / (fan-in + fan-out) for a matrix `[out, in]`, float32."""
     drawn = generator.random(tuple(shape), dtype=np.float32)
     drawn *= 2

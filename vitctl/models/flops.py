@@ -333,7 +333,10 @@ def _transformer(config: ViTConfig) -> tuple[Cost, list[Cost]]:
             _head(config.feature_size, config.num_classes),
         )
     ends = add(before, map_values, embedding, _positions(config), _last_norm(config), head)
-    return ends, units + config.depth * [_transformer_block(config)]
+    lengths = config.grid if isinstance(config, AxialConfig) else (config.num_tokens,)
+    boundary = Cost(boundary=config.num_tokens * width)
+    block = add(*(_encoder_block(config, length) for length in lengths), boundary)
+    return ends, units + config.depth * [block]
 
 
 def _last_norm(config: ViTConfig) -> Cost:
@@ -355,14 +358,6 @@ def _positions(config: ViTConfig) -> Cost:
     sizes = {"learned": learned * width, "2d": sum(config.grid) * (width // 2)}
     parameters = config.prefix_tokens * width + tables * sizes.get(config.position_embedding, 0)
     return Cost(parameters=parameters, masks=config.num_tokens * width * (config.dropout > 0))
-
-
-def _transformer_block(config: ViTConfig) -> Cost:
-    boundary = Cost(boundary=config.num_tokens * config.hidden_size)
-    if isinstance(config, AxialConfig):
-        rows, columns = config.grid
-        return add(_encoder_block(config, columns), _encoder_block(config, rows), boundary)
-    return add(_encoder_block(config, config.num_tokens), boundary)
 
 
 def _encoder_block(config: ViTConfig, length: int) -> Cost:

@@ -55,7 +55,10 @@ def attend(
     )  # fused kernels support one batch dimension
     # On most devices a trained bias has no fused kernel.
     if bias is not None or kernel == "math":
-        mixed = _math(query, key, value, None if bias is None else bias.flatten(0, -4))
+        logits = _logits(query, key, None if bias is None else bias.flatten(0, -4))
+        # The softmax sums in float32; its result is kept in the type of the product, once for both later
+        # products.
+        mixed = logits.softmax(dim=-1).to(value.dtype) @ value
     elif kernel in _PINNED:
         with sdpa_kernel(_PINNED[kernel]):
             mixed = F.scaled_dot_product_attention(query, key, value)
@@ -99,12 +102,6 @@ def attention_rule(
     if half and head <= 256:
         return "flash"
     return "efficient" if fits and (half or dtype.itemsize == 4) else "math"
-
-
-def _math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-    # The softmax sums in float32; its result is kept in the type of the product, once for both later
-    # products.
-    return _logits(query, key, bias).softmax(dim=-1).to(value.dtype) @ value
 
 
 class Linear(nn.Linear):

@@ -135,7 +135,6 @@ class DropPath(nn.Module):
 
     def __init__(self, rate: float) -> None:
         super().__init__()
-        self.active = rate > 0
         # A tensor, because each float value would be compiled anew. Not a buffer: DDP would send it, and
         # `to` would change its type.
         self.rate = torch.tensor(rate, dtype=torch.float64, device="cpu")
@@ -153,7 +152,7 @@ class DropPath(nn.Module):
         return apply(fn, recurse)
 
     def forward(self, branch: Tensor) -> Tensor:
-        if not (self.active and self.training):
+        if not self.training:
             return branch
         drawn = torch.rand(branch.shape[0], *[1] * (branch.dim() - 1), device=branch.device)
         return branch * ((drawn >= self.rate) * self.factor[branch.dtype])
@@ -172,7 +171,7 @@ class EncoderBlock(Block):
         self.dropout = nn.Dropout(config.dropout)
         self.norm2 = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = MLP(config)
-        self.drop_path = DropPath(drop_path)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         scaled = config.layer_scale > 0
         self.scale1 = nn.Parameter(torch.empty(config.hidden_size)) if scaled else None
         self.scale2 = nn.Parameter(torch.empty(config.hidden_size)) if scaled else None

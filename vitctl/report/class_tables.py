@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from vitctl.data.images.decode import BadSample, decode
+from vitctl.data.images.decode import BadSample, decode, encode
 from vitctl.data.source.views import Source
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.answer_table import SUSPECTS, answers_digest, is_right, read_answers
@@ -209,7 +209,7 @@ def thumbnail(source: Source, sample: int, alt: str, budget: Budget) -> Block | 
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     # Enlarge small images without blur.
     method = Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.LANCZOS
-    return budget.picture(_encoded(image.resize(size, method), "JPEG", quality=82), "image/jpeg", alt, size)
+    return budget.picture(encode(image.resize(size, method), "JPEG", quality=82), "image/jpeg", alt, size)
 
 
 def inspect_pictures(run: Path, budget: Budget) -> tuple[list[Block], list[str]]:
@@ -223,7 +223,7 @@ def inspect_pictures(run: Path, budget: Budget) -> tuple[list[Block], list[str]]
             content = read_bytes(path, _MAX_PICTURE_BYTES, error=CheckpointError)
             with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
                 image.thumbnail((_MAX_WIDTH, image.height))
-                content = _encoded(image, "PNG", optimize=True)
+                content = encode(image, "PNG", optimize=True)
         except (VitctlError, OSError, ValueError, Image.DecompressionBombError) as error:
             problems.append(f"{name}: {error}")
             continue
@@ -235,9 +235,3 @@ def inspect_pictures(run: Path, budget: Budget) -> tuple[list[Block], list[str]]
     if len(files) > _MAX_PICTURES:
         problems.append(f"more than {_MAX_PICTURES} pictures; the others are in {INSPECT}/")
     return pictures, problems
-
-
-def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()

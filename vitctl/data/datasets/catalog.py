@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
+from vitctl.data.datasets.readers.arrays import read_pairs
 from vitctl.data.datasets.readers.class_folder import (
     is_class_tar,
     read_class_folder,
@@ -228,7 +229,7 @@ _PACKED = (".zip", ".gz", ".tgz", ".bz2", ".xz", ".txz")
 FILES: dict[str, Callable[[Path, str], dict[str, Originals]]] = {
     ".tar": lambda path, columns: _open_tar(path, columns),
     **dict.fromkeys(TABLES, read_table),
-    **dict.fromkeys((".npz", ".npy"), lambda path, columns: _open_arrays(path, columns)),
+    **dict.fromkeys((".npz", ".npy"), lambda path, columns: read_pairs(_without(columns, path))),
     ".parquet": lambda path, columns: read_parquet([path], columns),
     **dict.fromkeys(_PACKED, lambda path, columns: _open_packed(path, columns)),
 }
@@ -328,12 +329,6 @@ def _naming_archives() -> Iterator[None]:
     except DataError as error:
         said = [as_given(text) for text in (error.where, error.what, error.fix)]
         raise type(error)(*said) from None
-
-
-def _open_arrays(path: Path, columns: str) -> dict[str, Originals]:
-    from vitctl.data.datasets.readers.arrays import read_pairs
-
-    return read_pairs(_without(columns, path))
 
 
 def _without(columns: str, path: Path) -> Path:
@@ -458,11 +453,12 @@ def table_of(folder: Path, columns: str = "") -> Path | None:
 def _read_shards(place: Path) -> Originals:
     """Read a split of shards to write it again; images, keys, labels and class names stay unchanged."""
     source = ShardSource(open_index(place))
-    items = []
     sizes, labels = source.index.rows["size"].tolist(), source.labels().tolist()
-    for sample, (key, size, label) in enumerate(zip(source.keys(), sizes, labels, strict=True)):
-        given = tuple(one for one in label if one >= 0) if isinstance(label, list) else label
-        items.append(Item(key, given, partial(source.read, sample), size))
+    given = [tuple(one for one in own if one >= 0) if isinstance(own, list) else own for own in labels]
+    items = [
+        Item(key, label, partial(source.read, sample), size)
+        for sample, (key, size, label) in enumerate(zip(source.keys(), sizes, given, strict=True))
+    ]
     return Originals(items, source.class_names, source.index.source)
 
 

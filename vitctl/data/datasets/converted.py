@@ -135,9 +135,11 @@ def list_converted(runs: Path) -> list[Converted]:
         folder = record.parent if record.name == RECORD else record.with_suffix("")
         when = record if record.exists() else folder
         found.append(Converted(folder, str(_read(record).get("made_of", "?")), when.stat().st_mtime))
-    for index in (cache_folder() / "splits").glob(f"*/{INDEX_FILE}"):
-        if link := next((one for one in index.parent.iterdir() if one.is_symlink()), None):
-            found.append(Converted(index.parent, str(link.readlink().parent), index.stat().st_mtime))
+    found += [
+        Converted(index.parent, str(link.readlink().parent), index.stat().st_mtime)
+        for index in (cache_folder() / "splits").glob(f"*/{INDEX_FILE}")
+        if (link := next((one for one in index.parent.iterdir() if one.is_symlink()), None))
+    ]
     return sorted(found, key=lambda one: one.when, reverse=True)
 
 

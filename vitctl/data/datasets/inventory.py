@@ -127,11 +127,11 @@ def _verdict(
 ) -> tuple[str, bool]:
     copies = [text for source in opened for text in source_texts(source) if "copy" in text]
     published = is_published_train800(task, train800)
-    agree = {"train800": published}
-    for split, digest, wanted in zip(
-        ("val200", "test"), digests[1:], VAL200_AND_TEST_DIGESTS.get(task.name, (None, None)), strict=True
-    ):
-        agree[split] = None if wanted is None else digest == wanted
+    others = VAL200_AND_TEST_DIGESTS.get(task.name, (None, None))
+    agree = {"train800": published} | {
+        split: None if wanted is None else digest == wanted
+        for split, digest, wanted in zip(("val200", "test"), digests[1:], others, strict=True)
+    }
     wrong = [split for split, same in agree.items() if same is False]
     if copies and wrong:
         return f"a copy without the original names: {copies[0]}", False

@@ -151,16 +151,19 @@ def _copy(task: VtabTask, opened: tuple[Source, ...], *, again: bool, proven: bo
     notes = ["the community's copy: JPEG again, not the original bytes"] if again else []
     notes += [text for text in texts if "copy" in text and not text.startswith(COMMUNITY_SOURCE)]
     whole = (800, 200, num_test(task))
-    for name, source, wanted in zip(("training", "validation", "test"), opened, whole, strict=True):
-        if len(source) < wanted:
-            notes.append(f"partial: {len(source):,} of {wanted:,} {name} images")
-    if proven is False:
-        notes.append("other training images than the benchmark's, by the digest of their names")
-    if task.name == "caltech101" and not again:
-        notes.append(
-            "a split of our own: the published one hung on the order of a folder, and differs per machine"
-        )
-    return "; ".join(notes)
+    notes += [
+        f"partial: {len(source):,} of {wanted:,} {name} images"
+        for name, source, wanted in zip(("training", "validation", "test"), opened, whole, strict=True)
+        if len(source) < wanted
+    ]
+    more = (
+        (proven is False, "other training images than the benchmark's, by the digest of their names"),
+        (
+            task.name == "caltech101" and not again,
+            "a split of our own: the published one hung on the order of a folder, and differs per machine",
+        ),
+    )
+    return "; ".join([*notes, *(text for is_so, text in more if is_so)])
 
 
 def read_community(task: VtabTask, root: Path) -> dict[str, Originals]:

@@ -6,6 +6,7 @@ Images are uint8 `[H, W, 3]`, or Pillow's RGB; random choices come from the call
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -259,7 +260,7 @@ def timm_autoaugment(
         applies, sign = rng.random() < float(probability), 1 if rng.random() < 0.5 else -1
         if applies:
             strength = Strength(int(level) / _FULL, sign, False, resample, fill)
-            image = (_posterized_to_four if name == "Posterize4" else TIMM_OPERATIONS[name])(image, strength)
+            image = _OF_POLICIES[name](image, strength)
     return image
 
 
@@ -273,10 +274,6 @@ def _posterized(image: Image.Image, by: Strength, at_least: int = 0) -> Image.Im
     """Keep the highest bits; none at full strength, which Pillow allowed before version 13."""
     cut = 8 - at_least - by.kept(4)
     return image.point([value >> cut << cut for value in range(256)] * 3)
-
-
-def _posterized_to_four(image: Image.Image, by: Strength) -> Image.Image:
-    return _posterized(image, by, at_least=4)
 
 
 def _brightened_below_half(image: Image.Image, by: Strength) -> Image.Image:
@@ -302,6 +299,10 @@ TIMM_OPERATIONS: dict[str, Callable[[Image.Image, Strength], Image.Image]] = {
     "TranslateY": lambda image, by: _warped(image, by, (1, 0, 0, 0, 1, by.signed(_SHIFT) * image.height)),
 }
 
+_OF_POLICIES: dict[str, Callable[[Image.Image, Strength], Image.Image]] = {
+    **TIMM_OPERATIONS,
+    "Posterize4": partial(_posterized, at_least=4),
+}
 
 # Pairs of operations, each with its probability and level, 0 to 10. "original" is the policy of the paper for
 # ImageNet, where Posterize keeps 4 to 8 bits; "v0" that of EfficientNet's code.

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import PIL
@@ -128,24 +128,29 @@ class Picture:
         left = self.width - left - width if turn.flip_columns else left
         if turn.transpose:
             top, left, height, width = left, top, width, height
-        pixels = self._decoded(top, left, height, width, reduce, reuse_buffer)
+        box = top, left, top + height, left + width
+        if isinstance(self._stored, Jpeg):
+            pixels = self._of_jpeg(self._stored, box, reduce, reuse_buffer)
+        else:
+            pixels = self._stored[top : box[2], left : box[3]]
         if not any(turn):
             return pixels
         pixels = pixels.transpose(1, 0, 2) if turn.transpose else pixels
         return np.ascontiguousarray(pixels[:: -1 if turn.flip_rows else 1, :: -1 if turn.flip_columns else 1])
 
-    def _decoded(
-        self, top: int, left: int, height: int, width: int, reduce: int, reuse_buffer: bool
+    def _of_jpeg(
+        self, whole: Jpeg, box: tuple[int, int, int, int], reduce: int, reuse_buffer: bool
     ) -> np.ndarray:
-        if isinstance(self._stored, Jpeg):
-            jpeg, y, x = cut_out(self._stored, top, left, top + height, left + width, reduce)
-            acquire(_jpeg_bytes(jpeg, top + height - y))
-            pixels = decode_rows(jpeg, top + height - y, reduce, reuse_buffer=reuse_buffer)
-            if pixels is not None:
-                rows = slice((top - y) // reduce, -(-(top + height - y) // reduce))
-                return pixels[rows, (left - x) // reduce : -(-(left + width - x) // reduce)]
-            self._stored = _decode_with_pillow(self._stored.data, "jpg", self._truncated)[0]
-        return self._stored[top : top + height, left : left + width]
+        """Decode as little of a JPEG as a box needs: top, left, bottom, right."""
+        top, left, bottom, right = box
+        jpeg, y, x = cut_out(whole, *box, reduce)
+        acquire(_jpeg_bytes(jpeg, bottom - y))
+        pixels = decode_rows(jpeg, bottom - y, reduce, reuse_buffer=reuse_buffer)
+        if pixels is not None:
+            rows = slice((top - y) // reduce, -(-(bottom - y) // reduce))
+            return pixels[rows, (left - x) // reduce : -(-(right - x) // reduce)]
+        self._stored = _decode_with_pillow(whole.data, "jpg", self._truncated)[0]
+        return self._stored[top:bottom, left:right]
 
 
 def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Truncated = "refuse") -> Picture:
@@ -153,8 +158,9 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
 
     Only the header of an 8-bit baseline or progressive JPEG is parsed; other formats are decoded at once.
     """
-    data, jpeg = without_heic(data) if is_heic(data) else data, None
-    extension = image_extension(data)
+    extension, jpeg = image_extension(data), None
+    if extension is None and is_heic(data):
+        data, extension = without_heic(data), "jpg"
     if extension == "jpg":
         data = with_end_marker(data)
         jpeg = read_header(data)
@@ -369,7 +375,15 @@ def _scaled_pnm(image: ImageFile.ImageFile, data: bytes) -> np.ndarray | None:
     return grey if bands == 3 else np.repeat(grey, 3, axis=2)
 
 
-# Conversion to JPEG
+# Encoding, and conversion to JPEG
+
+
+def encode(image: Image.Image, plugin: str, **options: Any) -> bytes:
+    """Return the file that Pillow's plugin, such as `PNG`, writes of an image."""
+    file = io.BytesIO()
+    image.save(file, plugin, **options)
+    return file.getvalue()
+
 
 _HEIC_QUALITY = 95
 CONVERSION = f"HEIC made into JPEG, quality {_HEIC_QUALITY} without chroma subsampling, upright"
@@ -391,12 +405,9 @@ def without_heic(data: bytes) -> bytes:
         if width * height > limits.PIXELS:
             raise BadSample("too large", f"{width}x{height} pixels, should be at most {limits.PIXELS:,}")
         image = opened.to_pillow()
-    file = io.BytesIO()
     upright: Image.Image = image if image.mode in ("L", "RGB") else image.convert("RGB")
-    upright.save(
-        file, "JPEG", quality=_HEIC_QUALITY, subsampling=0, icc_profile=image.info.get("icc_profile")
-    )
-    return file.getvalue()
+    profile = image.info.get("icc_profile")
+    return encode(upright, "JPEG", quality=_HEIC_QUALITY, subsampling=0, icc_profile=profile)
 
 
 @dataclass(frozen=True)
@@ -432,7 +443,6 @@ class Reencode:
         return smaller if self.max_side or len(smaller) < len(data) else data
 
     def _encode(self, data: bytes) -> bytes:
-        file = io.BytesIO()
         with Image.open(io.BytesIO(data), formats=("JPEG",)) as opened:
             image: Image.Image = opened
             kept = {name: image.info[name] for name in ("icc_profile", "exif") if image.info.get(name)}
@@ -443,5 +453,4 @@ class Reencode:
                 image = image.convert("RGB")
             interval = restart_interval(image.width, 8 if image.mode == "L" else 16)
             quality = self.quality or _USUAL_QUALITY
-            image.save(file, "JPEG", quality=quality, restart_marker_blocks=interval, **kept)
-        return file.getvalue()
+            return encode(image, "JPEG", quality=quality, restart_marker_blocks=interval, **kept)

@@ -16,7 +16,7 @@ from vitctl.data.images.augment import (
     timm_autoaugment,
     timm_randaugment,
 )
-from vitctl.data.images.decode import BadSample, Picture, Truncated
+from vitctl.data.images.decode import BadSample, Picture, Truncated, open_picture
 from vitctl.errors import CheckpointError
 from vitctl.system import limits
 from vitctl.system.text import one_line
@@ -157,7 +157,7 @@ class TrainTransform:
         size, (top, left) = self.image_size, drawn.corner
         down, right = 1 - 2 * drawn.vertical_flip, 1 - 2 * drawn.flip
         out[:] = kept[top : top + size, left : left + size][::down, ::right]
-        if self._distorts:
+        if self.randaugment_layers or self.auto_augment or self.augment3 or self.color_jitter:
             out[:] = self._distorted(_tensor(out), rng).permute(1, 2, 0)
 
     @property
@@ -170,10 +170,6 @@ class TrainTransform:
     def _crops_last(self) -> bool:
         """Return whether the picture is resized as a whole, so that only the crop's position is drawn."""
         return self.crop not in ("inception", "random_resized")
-
-    @cached_property
-    def _distorts(self) -> bool:
-        return bool(self.randaugment_layers or self.auto_augment or self.augment3 or self.color_jitter)
 
     def _before_crop(self, picture: Picture, box: Box) -> "Tensor":
         size = self.image_size
@@ -304,6 +300,11 @@ class EvalTransform:
         """Return the pixels before the centre crop, along one side."""
         spare = side - self.image_size
         return round(spare / 2) if self.method == "torchvision" else spare // 2
+
+
+def open_for(transform: TrainTransform | EvalTransform, data: bytes) -> Picture:
+    """Open an image as a transform reads it; errors are those of `decode`."""
+    return open_picture(data, exif_orientation=transform.exif_orientation, truncated=transform.truncated)
 
 
 def fill_colour(mean: Sequence[float]) -> Colour:
@@ -575,13 +576,10 @@ _LEVELS = np.tile(np.arange(256), (3, 1))
 def _levels(name: str, strength: float, pixels: np.ndarray) -> np.ndarray | None:
     """Return Pillow's new level for each channel and level, `[3, 256]`; None if it depends on more."""
     levels = _LEVELS
-    table: np.ndarray
     if name == "Invert":
-        table = 255 - levels
-        return table
+        return np.asarray(255 - levels)
     if name == "Posterize":
-        table = levels & -(2 ** (8 - int(strength)))
-        return table
+        return np.asarray(levels & -(2 ** (8 - int(strength))))
     if name == "Solarize":
         return np.where(levels < 255.0 * strength, levels, 255 - levels)
     if name not in ("AutoContrast", "Equalize"):
@@ -594,5 +592,4 @@ def _levels(name: str, strength: float, pixels: np.ndarray) -> np.ndarray | None
         return np.where((high > low)[:, None], spread, levels)
     step = ((counts.sum(1) - counts[_CHANNELS, high]) // 255)[:, None]
     ranks = step // 2 + counts.cumsum(1) - counts
-    table = np.where(step > 0, np.minimum(ranks // np.maximum(step, 1), 255), levels)
-    return table
+    return np.where(step > 0, np.minimum(ranks // np.maximum(step, 1), 255), levels)

@@ -248,9 +248,11 @@ def find_matches(own: ImageHashes, others: ImageHashes, *, max_bits: int) -> lis
             if (own is not others or column < row) and (row not in best or bits < best[row].bits):
                 best[row] = Match(row, column, bits, False)
     by_digest = {digest: number for number, digest in reversed(list(enumerate(others.digests.tolist())))}
-    for row, digest in enumerate(own.digests.tolist()):
-        if digest in by_digest and (own is not others or by_digest[digest] < row):
-            best[row] = Match(row, by_digest[digest], 0, True)
+    best |= {
+        row: Match(row, by_digest[digest], 0, True)
+        for row, digest in enumerate(own.digests.tolist())
+        if digest in by_digest and (own is not others or by_digest[digest] < row)
+    }
     return [best[row] for row in sorted(best)]
 
 

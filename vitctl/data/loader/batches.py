@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from vitctl.data.images.decode import BadSample, Picture, open_picture
-from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
+from vitctl.data.images.decode import BadSample
+from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng, open_for
 from vitctl.data.loader.workers import (
     Prefetcher,
     SharedMemory,
@@ -28,7 +28,7 @@ from vitctl.data.loader.workers import (
     worker_init,
 )
 from vitctl.data.source.order import Lanes, SampleOrder, micro_batches, own_slots, share
-from vitctl.data.source.views import Source, is_remote, read_together, sample_key
+from vitctl.data.source.views import Source, is_remote, label_shape, read_together, sample_key
 from vitctl.errors import DataError
 from vitctl.system import limits
 from vitctl.system.process import HERE, release_lock
@@ -290,7 +290,7 @@ class _TrainSamples(Dataset[Batch]):
         images, memory = new_images(size, self.transform.image_size)
         return Batch(
             images.zero_(),
-            torch.zeros(size, *self.source.labels(np.zeros(0, np.int64)).shape[1:], dtype=torch.int64),
+            torch.zeros(size, *label_shape(self.source), dtype=torch.int64),
             torch.zeros(size),
             torch.full((size,), PADDING),
             memory=memory,
@@ -320,7 +320,7 @@ class _TrainSamples(Dataset[Batch]):
             data = together.get(sample) or self.source.read(sample)
             if self.checksums:
                 encoded[row] = zlib.crc32(data)
-            picture = _opened(data, self.transform)
+            picture = open_for(self.transform, data)
             rng = augmentation_rng(self.seed, int(epochs[row]), sample)
             drawn = self.transform.draw(picture.height, picture.width, rng)
             return partial(self.transform.apply, picture, drawn), picture.num_bytes
@@ -381,15 +381,11 @@ class _EvalSamples(Dataset[Batch]):
             data = together.get(sample) or self.source.read(sample)
             if self.digests:
                 digests[row] = hashlib.sha256(data).hexdigest()
-            picture = _opened(data, self.transform)
+            picture = open_for(self.transform, data)
             return partial(self.transform, picture), picture.num_bytes
 
         batch = _batch(self.source, samples, labels, self.transform.image_size, open_sample)
         return replace(batch, digests=tuple(digests))
-
-
-def _opened(data: bytes, how: TrainTransform | EvalTransform) -> Picture:
-    return open_picture(data, exif_orientation=how.exif_orientation, truncated=how.truncated)
 
 
 def _batch(

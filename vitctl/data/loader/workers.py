@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from vitctl.data.images.decode import BadSample, open_picture
-from vitctl.data.images.transforms import TrainTransform
+from vitctl.data.images.decode import BadSample
+from vitctl.data.images.transforms import TrainTransform, open_for
 from vitctl.data.source.order import LaneOrder, SampleOrder, lanes_read
 from vitctl.data.source.views import Source, fetch_ahead, is_remote, split_sources
 from vitctl.errors import writing
@@ -250,9 +250,7 @@ class SmallImages:
             if not of_both or zlib.crc32(own.data, of_file) != of_both:
                 try:
                     data = source.read(sample)
-                    picture = open_picture(
-                        data, exif_orientation=transform.exif_orientation, truncated=transform.truncated
-                    )
+                    picture = open_for(transform, data)
                     if is_whole and max(picture.height, picture.width) > limits.SMALL_SIDE:
                         self.is_off = True
                         return None

@@ -307,12 +307,12 @@ def _validated(fields: dict[str, Any]) -> tuple[_Content | None, list[str]]:
     except ValidationError as error:
         wrong = {problem["loc"][0] for problem in error.errors(include_input=False, include_url=False)}
         return None, [text for name, text in should.items() if name in wrong]
-    problems = []
     total = sum(shard.num_samples for shard in content.shards)
-    if content.num_samples != total:
-        problems.append(f"num_samples is {content.num_samples}, the shards sum to {total}")
-    if "tables" in fields and {*(content.tables or {})} - {NAMES} != {*tables}:
-        problems.append(should["tables"])
+    checks = (
+        (content.num_samples != total, f"num_samples is {content.num_samples}, the shards sum to {total}"),
+        ("tables" in fields and {*(content.tables or {})} - {NAMES} != {*tables}, should["tables"]),
+    )
+    problems = [text for is_there, text in checks if is_there]
     return None if problems else content, problems
 
 

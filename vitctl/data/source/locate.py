@@ -335,11 +335,11 @@ def check_one_kind(folder: Path, shard: Path) -> None:
 def _check_none_added(folder: Path) -> None:
     """Refuse shards added to a folder after vitctl indexed it automatically: they would not be read."""
     try:
-        index = open_index(folder)
+        index = open_index(folder, looks_at_shards=False)
     except DataError:  # reported where this split is opened, if it is
         return
-    added = sorted({path.name for path in tars(folder, "*.tar")} - {shard.name for shard in index.shards})
-    if index.source == INDEXED and added:
+    shards = {shard.name for shard in index.shards}
+    if index.source == INDEXED and (added := sorted({path.name for path in tars(folder, "*.tar")} - shards)):
         raise DataError(
             folder,
             f"{count_text(len(added), 'shard')} added after it was indexed (such as {one_line(added[0])})",

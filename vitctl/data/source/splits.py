@@ -64,10 +64,9 @@ def md5_order(keys: Iterable[str | int], split: str) -> np.ndarray:
     Returns:
         sample numbers in that order, int64 `[n]`.
     """
-    digests = []
-    for key in keys:
-        name = str(key).replace("\\", "/").encode(errors="surrogateescape")  # the bytes in its shard
-        digests.append(hashlib.md5(split.encode() + name, usedforsecurity=False).digest())
+    # a key as the bytes in its shard
+    names = (str(key).replace("\\", "/").encode(errors="surrogateescape") for key in keys)
+    digests = [hashlib.md5(split.encode() + name, usedforsecurity=False).digest() for name in names]
     return np.array(sorted(range(len(digests)), key=digests.__getitem__), np.int64)
 
 
@@ -110,7 +109,7 @@ def select(
             each class, but not the usual images. Not with `group_by`.
     """
     sizes = {name: len(source) for name, source in sources.items()}
-    orders = _storage_order if counted_only else _order_of
+    orders = (lambda source, _split: np.arange(len(source))) if counted_only else _order_of
     chosen = [_chosen(part, sources[part.split], group_by, orders) for part in _parts(spec, sizes, place)]
     if not all(len(source) for source in chosen):
         raise DataError(
@@ -143,10 +142,6 @@ def _chosen(
     if (part.start, part.stop) == (0, len(source)):
         return source
     return subset(source, order_of(source, part.split)[part.start : part.stop])
-
-
-def _storage_order(source: Source, _split: str) -> np.ndarray:
-    return np.arange(len(source))
 
 
 def _numbered(names: Sequence[str]) -> tuple[np.ndarray, list[str]]:

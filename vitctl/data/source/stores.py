@@ -3,7 +3,6 @@
 import bisect
 import errno
 import hashlib
-import io
 import os
 import resource
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitctl.data.images.decode import BadSample
+from vitctl.data.images.decode import BadSample, encode
 from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import INDEX_FILE, LABELS, NAMES, SAMPLES, Index, read_index, size_problems
 from vitctl.data.shards.tar import stored_key
@@ -35,11 +34,14 @@ _TOGETHER_BYTES = 256 * 2**20  # of images fetched concurrently
 _LARGE_BYTES = 32 * 2**20  # size of a shard that the first batch does not wait for
 
 
-def open_index(folder: Path, base: str = "") -> Index:
-    """Return the index of a split, see `read_index`; it is read again only if a file has changed."""
+def open_index(folder: Path, base: str = "", *, looks_at_shards: bool = True) -> Index:
+    """Return the index of a split, see `read_index`; it is read again only if a file has changed.
+
+    `looks_at_shards` asks for the size of each shard every time, which takes a while on a file server.
+    """
     state = [file_state(folder / name) for name in (INDEX_FILE, SAMPLES, LABELS, NAMES)]
     index = _read_once(folder, base, *state)
-    if not base and size_problems(folder, index.shards):
+    if looks_at_shards and not base and size_problems(folder, index.shards):
         return read_index(folder, base)  # raises, with every problem
     return index
 
@@ -71,6 +73,7 @@ class ShardSource:
     def __init__(self, index: Index, cache: ShardCache | None = None) -> None:
         self.index = index
         self.cache = cache
+        self.class_names = index.class_names
         self._reads_ranges = cache is None and index.is_remote
         self._unverified: dict[int, list[tuple[int, bytes]]] = {}  # shard -> offset and bytes read before it
         self.ends = list(accumulate(shard.num_samples for shard in index.shards))  # of each shard's samples
@@ -84,10 +87,6 @@ class ShardSource:
 
     def __len__(self) -> int:
         return self.index.num_samples
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.index.class_names
 
     @property
     def digest(self) -> str:
@@ -309,6 +308,5 @@ class SyntheticSource:
         tint = np.random.default_rng((0, sample % self.num_classes)).uniform(64, 192, 3)
         noise = np.random.default_rng((1, sample)).normal(0, 40, (16, 16, 3))
         pixels = np.clip(tint + noise, 0, 255).astype(np.uint8)
-        file = io.BytesIO()
-        Image.fromarray(pixels).resize((self.image_size, self.image_size)).save(file, "JPEG", quality=90)
-        return file.getvalue()
+        image = Image.fromarray(pixels).resize((self.image_size, self.image_size))
+        return encode(image, "JPEG", quality=90)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vitctl.data.source.views import Source, no_class
+from vitctl.data.source.views import Source, label_shape, no_class
 from vitctl.errors import RecipeError
 from vitctl.system.text import count_text, same_name
 
@@ -70,7 +70,7 @@ def correction(weights: ClassWeights, sampling: str, source: Source) -> Correcti
     """
     key = "data.sampling" if weights == "none" else "loss.class_weights"
     name = sampling if weights == "none" else weights if isinstance(weights, str) else "table"
-    if source.labels(np.zeros(0, np.int64)).ndim > 1:
+    if label_shape(source):
         raise RecipeError(key, "needs one label per image, but these images may have several", "leave it out")
     names = source.class_names
     counts = sum(

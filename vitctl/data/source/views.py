@@ -81,7 +81,7 @@ class View:
     def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
         if self.new_labels is not None:
             return self.new_labels[slice(None) if samples is None else samples].copy()
-        width = max(store.labels(np.zeros(0, np.int64)).shape[1:] for store in self.stores)
+        width = max(map(label_shape, self.stores))
         labels = np.full((len(self) if samples is None else len(samples), *width), -1, np.int64)
         for store, rows, chosen in self.by_store(samples):
             labels[chosen] = padded(store.labels(rows), *width) if width else store.labels(rows)
@@ -221,7 +221,7 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
     images may have several labels. `draws` (few-shot) never take such images, `pixels` (masked patch
     prediction) need no labels. `single` refuses sources whose images may have several labels.
     """
-    num_classes, width = len(source.class_names), source.labels(np.zeros(0, np.int64)).shape[1:]
+    num_classes, width = len(source.class_names), label_shape(source)
     if single and width:
         raise DataError(f"'{name}'", "needs one label per image, but these images may have several")
     if num_classes == 1 and not width and use in ("training", "draws"):
@@ -262,6 +262,11 @@ def _are_counted(source: Source, num_classes: int, all_needed: bool) -> bool:
     counts = source.index.label_counts if isinstance(source, ShardSource) else None
     is_same = len(source.class_names) == num_classes
     return is_same and counts is not None and not (counts.outside or (all_needed and counts.missing))
+
+
+def label_shape(source: Source) -> tuple[int, ...]:
+    """Return the shape of an image's label: `()`, or `(L,)` where images may have several."""
+    return source.labels(np.zeros(0, np.int64)).shape[1:]
 
 
 def unlabelled_samples(source: Source) -> np.ndarray:

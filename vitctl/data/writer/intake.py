@@ -15,7 +15,7 @@ import numpy as np
 from vitctl.data.images.decode import CONVERSION, BadSample, open_picture, without_heic
 from vitctl.data.images.image_types import HEAD_BYTES, is_heic
 from vitctl.data.images.pixel_digest import pixel_digest, pixel_notes
-from vitctl.data.shards.tar import NO_LABEL
+from vitctl.data.shards.tar import NO_LABEL, pad_labels
 from vitctl.data.source.views import no_class
 from vitctl.errors import DataError
 from vitctl.system import limits
@@ -39,6 +39,10 @@ class Item:
     label: int | tuple[int, ...]
     read: Callable[[], bytes]
     size: int | None = None
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        return self.label if isinstance(self.label, tuple) else (self.label,)
 
 
 def read_item(item: Item) -> bytes:
@@ -96,9 +100,7 @@ class OriginalImages:
 
     def __init__(self, split: str, originals: Originals) -> None:
         self.items, self.class_names = originals.items, originals.class_names
-        given = [item.label if isinstance(item.label, tuple) else (item.label,) for item in self.items]
-        width = max([1, *map(len, given)])
-        labels = np.array([(*one, *[-1] * (width - len(one))) for one in given], np.int64)
+        labels = pad_labels([item.labels for item in self.items]).astype(np.int64)
         self._labels = labels if any(isinstance(item.label, tuple) for item in self.items) else labels[:, 0]
         names = repr((split, [item.key for item in self.items]))  # the order of a part depends on them
         self.digest = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
@@ -177,9 +179,7 @@ class _Split(NamedTuple):
         items, prefix, names = self.originals.items, self.originals.prefix, self.originals.class_names
 
         def label(number: int) -> str:
-            labels = items[number].label
-            several = labels if isinstance(labels, tuple) else (labels,)
-            return ";".join(names[label] for label in several if label >= 0)
+            return ";".join(names[label] for label in items[number].labels if label >= 0)
 
         return pixel_notes(self.digests, lambda number: prefix + items[number].key, label)
 
@@ -189,7 +189,7 @@ class _Split(NamedTuple):
         for item, finding in zip(self.originals.items, self.findings, strict=True):
             if usable and _is_bad(finding):
                 continue
-            for label in item.label if isinstance(item.label, tuple) else (item.label,):
+            for label in item.labels:
                 if label >= 0:
                     counts[label] += 1
         return counts

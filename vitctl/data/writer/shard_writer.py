@@ -233,8 +233,7 @@ class _Job:
         return index
 
     def _labels(self, numbers: list[int]) -> np.ndarray:
-        labels = [self.items[number].label for number in numbers]
-        return pad_labels([label if isinstance(label, tuple) else (label,) for label in labels])
+        return pad_labels([self.items[number].labels for number in numbers])
 
     def _write(self, file: IO[bytes], numbers: list[int], done: Done) -> Scan:
         """Write the samples of one shard. Return what a scan of it would return."""
@@ -318,8 +317,8 @@ def _check(items: Sequence[Item], out: Path, class_names: Sequence[str], source:
         if item.key in seen:
             raise DataError(source, f"two images have the key {item.key!r}, should be unique in a split")
         seen.add(item.key)
-        least, labels = (0, item.label) if isinstance(item.label, tuple) else (-1, (item.label,))
-        for label in labels:
+        least = 0 if isinstance(item.label, tuple) else -1
+        for label in item.labels:
             if not least <= label < num_classes:
                 raise DataError(item.key, f"label {label} has no name, {num_classes} class names were given")
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from vitctl.data.datasets.catalog import (
     find_data_set,
     is_photographs,
@@ -31,7 +29,7 @@ from vitctl.data.source.splits import (
     default_splits,
     is_test,
 )
-from vitctl.data.source.views import Source
+from vitctl.data.source.views import label_shape
 from vitctl.engine.journal import CHECKPOINTS, MODEL, RECIPE, RUN_FILES, run_of, step_folders, tensor_files
 from vitctl.engine.schedule import (
     TASK_IMAGES,
@@ -167,7 +165,7 @@ def fit_splits(loaded: Loaded, *, chooses: bool = False) -> tuple[Loaded, str]:
     return (with_overrides(loaded, overrides) if overrides else loaded), note
 
 
-def _training_of(source: str) -> tuple[Path, Pretrain | Finetune | None]:
+def training_of(source: str) -> tuple[Path, Pretrain | Finetune | None]:
     """Return the run of some weights, and what it trained; None if it is none of a training."""
     if source == "newest":
         with suppress(CheckpointError):  # the job says that there is none
@@ -179,14 +177,14 @@ def _training_of(source: str) -> tuple[Path, Pretrain | Finetune | None]:
 
 def columns_of(source: str, path: str) -> str:
     """Return what --columns said of this data when the weights were trained on it; "" for other data."""
-    data = trained.data if (trained := _training_of(source)[1]) else None
+    data = trained.data if (trained := training_of(source)[1]) else None
     is_same = data is not None and data.columns and Path(data.path).resolve() == Path(path).resolve()
     return data.columns if data is not None and is_same else ""
 
 
 def _of_run(loaded: Loaded, recipe: Evaluate) -> Fitted:
     """Take the images that the run of the weights scored: those of its test, or of its scores."""
-    run, trained = _training_of(recipe.weights.source)
+    run, trained = training_of(recipe.weights.source)
     if trained is None or trained.data.synthetic:
         return {}, ""
     values = scored_place(trained.data) | {
@@ -761,7 +759,7 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs, nodes: int) -> 
     recipe.machine.shards(recipe.machine.processes)  # raises where the processes cannot be divided so
     if recipe.checkpoint.keep_best or recipe.evaluation.select_best:
         _check_best(recipe)
-    may_have_several = _may_have_several(train)
+    may_have_several = label_shape(train)
     starts_solved = isinstance(recipe, Finetune) and recipe.finetune.head == "fewshot"
     refuse(
         RecipeError,
@@ -784,7 +782,7 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs, nodes: int) -> 
         corrected(recipe, source)  # raises where these classes cannot be weighted or balanced
     metric = recipe.evaluation.metric
     is_single = metric == "f1" or (metric == "loss" and recipe.loss.name == "softmax")
-    if is_single and test is not None and _may_have_several(test):
+    if is_single and test is not None and label_shape(test):
         raise RecipeError(
             f"evaluation.metric = '{metric}' needs one label per image, but those of "
             f"'{recipe.data.eval_split}' may have several",
@@ -794,10 +792,6 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs, nodes: int) -> 
         check_order(recipe.data, train, recipe.seed, s, nodes)
     if isinstance(recipe, Pretrain):
         recipe.network(len(train.class_names))
-
-
-def _may_have_several(source: Source) -> bool:
-    return source.labels(np.zeros(0, np.int64)).ndim > 1
 
 
 def _check_best(recipe: Pretrain | Finetune) -> None:

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitctl.data.images.decode import BadSample, Picture, open_picture
-from vitctl.data.images.transforms import EvalTransform
+from vitctl.data.images.decode import BadSample, Picture
+from vitctl.data.images.transforms import EvalTransform, open_for
 from vitctl.data.loader.batches import Batch, eval_batches
 from vitctl.data.source.views import Source, sample_key
 from vitctl.engine.computation import choose_attention
@@ -385,12 +385,11 @@ class OpenClassifier:
 
     def _of_photographs(self, source: Source, *, with_features: bool) -> Iterator[Answers]:
         """Yield answers one image at a time, because photographs differ in size."""
-        turned, truncated = self.transform.exif_orientation, self.transform.truncated
         for sample in range(len(source)):
             name = [sample_key(source, sample)]
             try:
                 data = source.read(sample)
-                images = self.shown(open_picture(data, exif_orientation=turned, truncated=truncated))[None]
+                images = self.shown(open_for(self.transform, data))[None]
             except BadSample as error:
                 nothing = torch.zeros(1, max(1, len(self.class_names)))
                 yield Answers(

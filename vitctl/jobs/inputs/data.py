@@ -165,7 +165,8 @@ def check_order(data: TrainImages, source: Source, seed: int, schedule: Schedule
         if data.order == "windowed":
             _check_window(data, part, num_walks)
         _check_cache(data, part, max(lanes_read(num_walks, nodes)))
-    _check_entropy(data, source, seed, schedule)
+    if data.order == "windowed":
+        _check_entropy(data, source, seed, schedule)
 
 
 def _check_window(data: TrainImages, source: Source, num_walks: int) -> None:
@@ -212,8 +213,6 @@ def _check_cache(data: TrainImages, source: Source, num_walks: int) -> None:
 
 def _check_entropy(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> None:
     """Refuse windows over shards that are sorted by class: they would train on a few classes at a time."""
-    if data.order == "exact":
-        return
     size = min(max(schedule.batch_size, _LEAST_CHUNK), len(source))
     num_chunks = max(_LEAST_CHUNKS, _PROBED_IMAGES // size)
     order = training_order(data, source, seed, schedule)
@@ -574,7 +573,7 @@ def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
         train, scored = open_training_images(recipe.data, run_dir, needs_labels=recipe.needs_labels)
         probed, tried = None, None
         if isinstance(recipe, Pretrain):
-            probed = open_probe(recipe, run_dir)
+            probed = _open_probe(recipe, run_dir) if recipe.fewshot_probe.every_steps else None
         elif recipe.sweep.lrs:
             splits = {"train_split": recipe.sweep.train_split, "eval_split": recipe.sweep.eval_split}
             trained, chosen_by = open_training_images(recipe.data.model_copy(update=splits), run_dir)
@@ -611,11 +610,9 @@ def _open_tested(
     return tested
 
 
-def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:
-    """Open the data set of [fewshot_probe]; None if it is off. Raises DataError."""
+def _open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet:
+    """Open the data set of [fewshot_probe]. Raises DataError."""
     p = recipe.fewshot_probe
-    if not p.every_steps:
-        return None
     data = FewshotImages(
         dataset=p.dataset,
         path=p.path,

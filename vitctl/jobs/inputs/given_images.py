@@ -16,9 +16,9 @@ from torch import Tensor
 
 from vitctl.data.datasets.catalog import is_photographs, original_splits, read_listed
 from vitctl.data.datasets.readers.class_folder import class_of_each, sort_files
-from vitctl.data.images.decode import BadSample, open_picture
+from vitctl.data.images.decode import BadSample
 from vitctl.data.images.image_types import IMAGE_EXTENSIONS, SYSTEM_FILE
-from vitctl.data.images.transforms import EvalTransform
+from vitctl.data.images.transforms import EvalTransform, open_for
 from vitctl.data.inspect.overview import choose
 from vitctl.data.shards.index import find_splits
 from vitctl.data.source.locate import PACKED, WITH_SPLIT, locate_all_splits, locate_splits, no_index, tars
@@ -273,10 +273,7 @@ class ChosenImages:
         found = []
         for name, read in zip(self.names, self.read, strict=True):
             try:
-                picture = open_picture(
-                    read(), exif_orientation=transform.exif_orientation, truncated=transform.truncated
-                )
-                found.append(transform(picture))
+                found.append(transform(open_for(transform, read())))
             except BadSample as error:
                 raise DataError(name, f"cannot be used ({error})", "fix it, or leave it out") from None
             done(len(found), len(self))

@@ -110,10 +110,11 @@ def bit_table(_num_heads: int) -> Table:
     for number, letter in zip("123", "abc", strict=True):
         table[f"{ours}.conv{number}.weight"] = entry(f"{theirs}/{letter}/{kernel}", layout=CONV)
         norms[f"{ours}.norm{number}"] = f"{theirs}/{letter}/group_norm"
-    for mine, group_norm in norms.items():
-        table[f"{mine}.weight"] = entry(f"{group_norm}/gamma")
-        table[f"{mine}.bias"] = entry(f"{group_norm}/beta")
-    return table
+    return table | {
+        f"{norm}.{part}": entry(f"{group_norm}/{name}")
+        for norm, group_norm in norms.items()
+        for part, name in (("weight", "gamma"), ("bias", "beta"))
+    }
 
 
 def tidy(tensors: Tensors) -> Tensors:

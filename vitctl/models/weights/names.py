@@ -228,13 +228,13 @@ def named_network(address: str) -> ViTConfig | None:
     sizes = named_size(name)
     if key is None or not sizes or re.search("_rope|_pe_|_gap_|_clip_.*eva|eva.*_clip", name):
         return None
-    values = {"gelu": "erf", **FAMILIES[key].network}
-    if key == "dinov2" and "reg" in address:
-        values["registers"] = 4
-    if (key == "dinov3" and "plus" in address) or (key == "dinov2" and sizes["hidden_size"] == 1536):
-        values["mlp"] = "swiglu"
-    if key == "eva02" and sizes["hidden_size"] >= 768:
-        values["mlp_norm"] = True
+    width, gated = sizes["hidden_size"], key == "dinov3" and "plus" in address
+    more = (
+        ("registers", 4, key == "dinov2" and "reg" in address),
+        ("mlp", "swiglu", gated or (key == "dinov2" and width == 1536)),
+        ("mlp_norm", True, key == "eva02" and width >= 768),
+    )
+    values = {"gelu": "erf", **FAMILIES[key].network} | {name: value for name, value, has in more if has}
     return ViTConfig(**sizes, image_size=size, num_classes=0, **values)
 
 

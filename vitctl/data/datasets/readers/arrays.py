@@ -28,6 +28,7 @@ from vitctl.data.datasets.readers.original_files import (
     read_bytes,
     read_part,
 )
+from vitctl.data.images.decode import encode
 from vitctl.data.source.splits import ROLES, TRAIN, md5_order
 from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
@@ -37,9 +38,7 @@ from vitctl.system.files import open_regular, parsing
 
 def encode_png(pixels: np.ndarray) -> bytes:
     """Encode pixels without loss: uint8 `[H, W]` or `[H, W, 3]`."""
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
-    return file.getvalue()
+    return encode(Image.fromarray(pixels), "PNG", compress_level=1)
 
 
 def row_items(

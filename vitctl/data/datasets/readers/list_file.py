@@ -30,6 +30,7 @@ from vitctl.data.datasets.readers.original_files import (
     read_fields,
     read_lines,
 )
+from vitctl.data.images.decode import encode
 from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
 from vitctl.system.files import parsing
@@ -353,9 +354,7 @@ def treat_jpeg(data: bytes) -> bytes:
     """Convert the bytes of a photograph to those that the benchmark stores, a JPEG of quality 72."""
     with Image.open(io.BytesIO(data)) as image:
         treated = treat_eye(np.asarray(image.convert("RGB")))
-    file = io.BytesIO()
-    Image.fromarray(treated).save(file, "JPEG", quality=_EYE_QUALITY)
-    return file.getvalue()
+    return encode(Image.fromarray(treated), "JPEG", quality=_EYE_QUALITY)
 
 
 def treat_eye(image: np.ndarray) -> np.ndarray:

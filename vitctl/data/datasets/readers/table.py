@@ -100,8 +100,6 @@ def _table_rows(path: Path, named: str) -> list[Row]:
             rows.append(row)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(path, f"cannot be read as a table ({error})") from None
-    if not rows:
-        raise DataError(path, "lists no images")
     return rows
 
 
@@ -124,8 +122,6 @@ def _json_rows(path: Path, named: str) -> list[Row]:
         if not row["path"] or row.get("label", row.get("labels")) in (None, "", []):
             raise DataError(path, f"line {number} should have a path and a label")
         rows.append({**row, "path": str(row["path"])})
-    if not rows:
-        raise DataError(path, "lists no images")
     return rows
 
 
@@ -264,6 +260,8 @@ def _are_in(folder: str, path: Path, rows: Sequence[Row]) -> bool:
 
 def _found(path: Path, rows: Sequence[Row], *others: str) -> Sequence[Row]:
     """Return the rows with actual file paths: a table may omit its image folder and the extension."""
+    if not rows:
+        raise DataError(path, "lists no images")
     ways = list(product(("", *_beside(path)[0], *others), _SUFFIXES))
     found = []
     for row in rows:
@@ -443,8 +441,6 @@ def _parquet_rows(path: Path, named: str) -> list[dict[str, Any]]:
         num_bytes += sum(len(str(value)) for value in row.values())
         if num_bytes > limits.TABLE:  # dictionary encoding can expand enormously
             raise DataError(path, f"holds more bytes of text than {limits.TABLE:,}")
-    if not rows:
-        raise DataError(path, "lists no images")
     return rows
 
 
