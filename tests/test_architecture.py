@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
 from pydantic import BaseModel
 
+from tests.matrix import each
 from tests.sources import FILES, NAMES, PACKAGE, nodes, trees
 from vitctl.recipe.schema import JOBS
 from vitctl.recipe.sections import Model
@@ -174,7 +174,7 @@ def calls(path: Path) -> str:
     return ast.unparse(Texts().visit(ast.parse(path.read_text()))).replace(".eval()", "")
 
 
-@pytest.mark.parametrize(
+@each(
     "forbidden",
     [
         "import pickle",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.matrix import few
+from tests.matrix import each, few
 from tests.models.tiny_models import OF_EACH_KIND, TINY
 from vitctl.engine.optimizer import (
     Average,
@@ -67,7 +67,7 @@ def test_groups__by_default_one_of_all_parameters_in_their_order() -> None:
         assert (group["scale"], group["weight_decay"]) == (1.0, 0.05)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "timm", "mae"),
     [
         *((name, 13, 13) for name in ("class_token", "registers", "position_embedding", "norm_pre.weight")),

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import f1_score
 
+from tests.matrix import each
 from tests.trained import Job
 from vitctl import load_classifier, open_split
 from vitctl.data.shards.index import read_index
@@ -111,7 +112,7 @@ CROPPED = {"image_size": 224, "eval_method": "shorter_side", "eval_resize": 256,
 SQUARE = {"image_size": 384, "eval_method": "square", "eval_resize": 0, "resample": "bilinear"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("stored", "values", "expected"),
     [
         (CROPPED, {}, (224, "shorter_side", 256, "area")),

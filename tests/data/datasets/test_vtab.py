@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.data.datasets.conftest import BY_NAME
+from tests.matrix import each
 from vitctl.data.datasets.catalog import find_data_set, known_size
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.datasets.vtab import (
@@ -55,12 +56,12 @@ def test_vtab__nineteen_tasks_in_three_groups_as_published() -> None:
     } == PUBLISHED
 
 
-@pytest.mark.parametrize("task", ALL, ids=lambda task: task.name)
+@each("task", ALL)
 def test_vtab__classes_are_those_of_the_data_set(task: VtabTask) -> None:
     assert task.num_classes == find_data_set(task.data_set).num_classes
 
 
-@pytest.mark.parametrize("task", ALL, ids=lambda task: task.name)
+@each("task", ALL)
 def test_vtab__a_thousand_images_apart_from_the_test(task: VtabTask) -> None:
     sizes = find_data_set(task.data_set).sizes
     (train,), (validation,), (test,) = (

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.data.conftest import store
+from tests.matrix import each
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.decode import decode
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
@@ -200,8 +201,8 @@ def test_batches__are_pinned_where_that_is_asked_for(pinned: bool, monkeypatch: 
     assert asked == [pinned, pinned]
 
 
-@pytest.mark.parametrize("num_samples", [1, 2, 5, 16, 17, 23])
-@pytest.mark.parametrize("num_processes", [1, 2, 3, 8])
+@each("num_samples", [1, 2, 5, 16, 17, 23])
+@each("num_processes", [1, 2, 3, 8])
 def test_eval_batches__count_every_sample_once(num_samples: int, num_processes: int) -> None:
     source = SyntheticSource(num_samples, 3, 12)
     ranks = [
@@ -219,8 +220,8 @@ def test_eval_batches__count_every_sample_once(num_samples: int, num_processes: 
     assert torch.equal(whole["images"][counted], torch.stack(expected))
 
 
-@pytest.mark.parametrize("num_samples", [1, 4, 9, 23])
-@pytest.mark.parametrize("num_processes", [1, 2, 3, 5])
+@each("num_samples", [1, 4, 9, 23])
+@each("num_processes", [1, 2, 3, 5])
 def test_eval_batches__whole_ones_hold_the_same_images_for_any_number_of_processes(
     num_samples: int, num_processes: int
 ) -> None:

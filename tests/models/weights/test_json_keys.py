@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.matrix import each
 from tests.models.weights.conftest import refused
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import ViTConfig
@@ -133,7 +134,7 @@ _FAMILIES = ("ViT", "ViTMAE", "Dinov2", "Dinov2WithRegisters", "DINOv3ViT", "Sig
              "CLIPVision", "CLIP", "Beit")  # fmt: skip
 
 
-@pytest.mark.parametrize("family", _FAMILIES)
+@each("family", _FAMILIES)
 def test_keys__all_of_the_installed_transformers_are_known(family: str) -> None:
     transformers = pytest.importorskip("transformers")
     described = json.loads(json.dumps(getattr(transformers, f"{family}Config")().to_dict()))
