@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import Vitctl
-from tests.matrix import slow
+from tests.matrix import slow, spread
 from vitctl.data.images.decode import decode
 from vitctl.data.shards.index import find_splits
 from vitctl.data.source.splits import open_shards
@@ -304,7 +304,7 @@ STRUCTURES = {
 }
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize("name", spread(3, STRUCTURES))
 @pytest.mark.parametrize("packed", [False, *slow(True)])
 def test_shards__folders_in_doubt_stop_and_what_it_says_to_type_is_enough(
     vitctl: Vitctl, tmp_path: Path, name: str, packed: bool
@@ -354,7 +354,7 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize("name", LABELS)
+@pytest.mark.parametrize("name", spread(2, LABELS))
 def test_shards__labels_of_a_table_in_doubt_stop_and_what_it_says_to_type_is_enough(
     vitctl: Vitctl, tmp_path: Path, name: str
 ) -> None:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.matrix import spread
 from vitctl.engine.preemption import stop_on_signals
 from vitctl.system.process import SIGNALS, handles_signal
 
@@ -58,7 +59,7 @@ def test_stop_on_signals__a_late_signal_is_no_failure() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "through\n", "")
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", spread(2, SIGNALS))
 def test_exit_on_signals__also_out_of_a_library_that_lets_no_python_run(number: signal.Signals) -> None:
     """As one does that waits for the other processes."""
     code = (

@@ -26,7 +26,7 @@ def weights_of(model: Model) -> dict[str, Array]:
     return {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize(("dtype", "share"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float64, 1e-10), *slow((torch.float32, 1e-5))])
 def test_forward__equals_an_independent_numpy_model(
     family: Config, random_model: MakeModel, images_for: MakeImages, dtype: torch.dtype, share: float
 ) -> None:
@@ -60,10 +60,10 @@ def test_forward__images_do_not_see_each_other(
 
 
 def test_backward__reaches_every_weight_with_finite_gradients(
-    family: Config, random_model: MakeModel, images_for: MakeImages
+    kind: Config, random_model: MakeModel, images_for: MakeImages
 ) -> None:
-    model = random_model(family, torch.float32).train()
-    model(images_for(family, dtype=torch.float32)).square().sum().backward()
+    model = random_model(kind, torch.float32).train()
+    model(images_for(kind, dtype=torch.float32)).square().sum().backward()
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
     assert len(gradients) == len(model.state_dict())
     assert [
@@ -130,9 +130,9 @@ def test_checkpoint_blocks__keeps_less(kind: Config, images_for: MakeImages) -> 
 
 
 def test_attention__plain_products_equal_the_fused_kernel(
-    family: Config, random_model: MakeModel, images_for: MakeImages
+    kind: Config, random_model: MakeModel, images_for: MakeImages
 ) -> None:
-    model, images = random_model(family), images_for(family)
+    model, images = random_model(kind), images_for(kind)
     fused = model(images)
     set_attention(model, "math")
     assert (model(images) - fused).abs().max() < 1e-11 * fused.std()

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.matrix import spread
 from tests.verify.conftest import (
     LAST,
     Train,
@@ -162,7 +163,9 @@ HARMS += [
 ]
 
 
-@pytest.mark.parametrize(("harm", "what", "text"), [one[1:] for one in HARMS], ids=[one[0] for one in HARMS])
+@pytest.mark.parametrize(
+    ("harm", "what", "text"), spread(12, [one[1:] for one in HARMS]), ids=[one[0] for one in HARMS]
+)
 def test_harm__is_found_and_the_file_named(copy: Path, harm: Harm, what: str, text: str) -> None:
     harm(copy)
     texts = [line for thing, line in found(copy) if thing == what]

@@ -14,6 +14,7 @@ from timm.data import auto_augment
 from timm.data.transforms import CenterCropOrPad, ResizeKeepRatio
 from torchvision.transforms import v2
 
+from tests.matrix import spread
 from vitctl.data.images.augment import (
     OPERATIONS,
     TIMM_OPERATIONS,
@@ -119,7 +120,7 @@ def timms(increasing: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("increasing", [True, False])
-@pytest.mark.parametrize("resample", MANNERS)
+@pytest.mark.parametrize("resample", spread(1, MANNERS))
 @pytest.mark.parametrize("number", range(15))
 def test_timm__every_operation_is_timms_bit_for_bit(
     number: int, resample: Image.Resampling, increasing: bool, monkeypatch: pytest.MonkeyPatch
