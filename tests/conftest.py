@@ -77,10 +77,15 @@ def pytest_configure() -> None:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
+def pytest_sessionstart() -> None:
+    """Collect no garbage before the tests are there: imports make hardly any."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Exempt imports and collected tests from garbage collection, which every job ends with."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
 from pydantic import BaseModel
 
 from tests.matrix import each
@@ -130,6 +131,7 @@ def test_imports__the_command_line_starts_without_torch() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_imports__a_training_leaves_out_the_parts_of_torch_that_it_does_not_use(tmp_path: Path) -> None:
     """Torch's optimizers import its compiler, `to_empty` sympy, and accelerate sharded tensors."""
     line = f"pretrain --recipe smoke --synthetic --steps 1 --set schedule.warmup_steps=0 --out {tmp_path}/run"

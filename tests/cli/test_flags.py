@@ -113,7 +113,7 @@ WORDS = [(word, value) for word in (*SYNONYMS, *OTHERS) for value in ("", "7", "
 
 @pytest.mark.parametrize(
     "line",
-    ["finetune", "predict a.png", *slow("pretrain -r smoke", "evaluate", "probe", "resume r", "export")],
+    ["finetune", *slow("predict a.png", "pretrain -r smoke", "evaluate", "probe", "resume r", "export")],
 )
 def test_unknown_option__is_never_answered_by_what_is_refused(line: str) -> None:
     """VALUE stands for a value that the user must choose: the typed one would be refused, or means another

@@ -68,8 +68,6 @@ def test_commands__what_cannot_run_is_still_on_a_page() -> None:
     few(
         [page for page in PAGES if commands(page) and page != HISTORY],
         "README.md",
-        "docs/recipes.md",
-        "docs/trust.md",
     ),
 )
 def test_commands__run_one_after_the_other(page: str, home: Path, vitctl: Vitctl) -> None:

@@ -214,14 +214,14 @@ def images_of(size: int, image_size: int) -> Batch:
     return Batch(images, torch.zeros(size, dtype=torch.int64), torch.ones(size), torch.arange(size))
 
 
-QUICK = ("mixup", "resnet v1", "masked, pixels")
+QUICK = ("mixup", "masked, pixels")
 
 
 @pytest.mark.parametrize(
     ("name", "checkpointed"),
     [
         *((name, False) for name in QUICK),
-        ("dropout", True),
+        *slow(("dropout", True)),
         *slow(*((name, False) for name in ON_A_GPU if name not in QUICK), ("resnet v1", True)),
     ],
 )

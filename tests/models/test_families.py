@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.matrix import slow
+from tests.matrix import few, slow
 from tests.models.numpy_reference import Array, forward
+from tests.models.tiny_models import TINY
 from vitctl.models.build import Model, build
 from vitctl.models.kernels import set_attention
 from vitctl.models.variants import Config, ViTConfig
@@ -79,6 +80,7 @@ def test_backward__is_finite_from_the_first_step_on(kind: Config, images_for: Ma
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
 
 
+@pytest.mark.parametrize("kind", few([*TINY], "vit", "hybrid"), indirect=True)
 def test_training__loss_falls_in_20_steps(kind: Config, images_for: MakeImages) -> None:
     model, images = build(kind, seed=1), images_for(kind, batch=8, dtype=torch.float32)
     labels = torch.arange(8) % 5

@@ -166,7 +166,7 @@ configs = st.builds(
     [
         variant("B/16"),
         variant("B/32", classifier="gap", num_classes=0),
-        variant("H/14", image_size=384, num_classes=18291, representation_size=1280),
+        *slow(variant("H/14", image_size=384, num_classes=18291, representation_size=1280)),
     ],
     ids=["token", "gap", "remainder"],
 )

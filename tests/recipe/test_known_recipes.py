@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.matrix import each
+from tests.matrix import each, slow
 from tests.trained import do
 from vitctl.jobs.plan import plan_training
 from vitctl.recipe.known import Comparison, bands
@@ -225,7 +225,9 @@ def test_flowers__band_is_wider_than_a_range_of_two_images() -> None:
     assert flowers == pytest.approx(np.median(list(shares.values())), rel=0.05)
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("cifar10_vit", 2.7e6), ("cifar10_vit_lite", 3.717e6)])
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("cifar10_vit_lite", 3.717e6), *slow(("cifar10_vit", 2.7e6))]
+)
 def test_cifar10__networks_and_bands_of_10000_images(name: str, parameters: float, tmp_path: Path) -> None:
     """The sizes that the authors print, three steps on noise, and a band wider than the sampling error."""
     recipe = load_recipe(name).recipe

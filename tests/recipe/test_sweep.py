@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.matrix import each
+from tests.matrix import each, slow
 from vitctl.errors import RecipeError
 from vitctl.models.variants import variant
 from vitctl.recipe.load import Override, load_recipe
@@ -42,7 +42,7 @@ def test_parse_axis__refuses(text: str) -> None:
         parse_axis(text)
 
 
-@pytest.mark.parametrize("name", ["fig3_in1k", "fig3_in21k"])
+@pytest.mark.parametrize("name", ["fig3_in1k", *slow("fig3_in21k")])
 def test_fig_3__chooses_on_images_that_no_recipe_reports(name: str) -> None:
     """Weight decay, dropout and smoothing are chosen by the accuracy of their runs."""
     cells = expand_sweep(find_sweep(name), {}, ())

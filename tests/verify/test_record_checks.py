@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.matrix import spread
+from tests.matrix import slow, spread
 from tests.verify.conftest import (
     LAST,
     Train,
@@ -217,10 +217,8 @@ def zeros(path: Path) -> None:
     ("name", "harm"),
     [
         ("log.jsonl", fifo),
-        ("steps.jsonl", zeros),
-        ("result.json", fifo),
         ("result.json", zeros),
-        (f"{LAST}/ema.safetensors", fifo),
+        *slow(("steps.jsonl", zeros), ("result.json", fifo), (f"{LAST}/ema.safetensors", fifo)),
     ],
 )
 def test_what_is_not_a_file__differs_and_nothing_waits(copy: Path, name: str, harm: Harm) -> None:
