@@ -54,7 +54,7 @@ Run = Callable[..., Path]
 pytest_plugins = ["tests.trained"]
 
 
-for _name, _examples in (("few", 30), ("many", 200)):  # many: pytest --hypothesis-profile=many
+for _name, _examples in (("few", 20), ("many", 200)):  # many: pytest --hypothesis-profile=many
     hypothesis.settings.register_profile(
         _name,
         max_examples=_examples,

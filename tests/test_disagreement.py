@@ -96,6 +96,7 @@ def test_resume__one_that_sees_an_old_listing_follows_the_first(
     assert [record["loss"] for record in train_records(folder)] == pytest.approx(straight, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_resume__all_pass_over_one_that_is_torn(interrupted: Path, tiny_data: Path, tmp_path: Path) -> None:
     folder = resumed(interrupted, tmp_path / "run", tiny_data)
     (folder / "checkpoints" / NEWEST / "optimizer.safetensors").unlink()

@@ -413,6 +413,7 @@ def test_shards__of_one_class_are_not_proposed_for_training(vitctl: Vitctl, tmp_
     assert said.code == 2 and "correct the files; to learn anything takes two classes" in said.err, said.err
 
 
+@pytest.mark.slow
 def test_foreign_shards__with_labels_from_one_say_so_at_every_door(vitctl: Vitctl, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "theirs.tar", "w") as tar:
         for n in range(6):
@@ -455,6 +456,7 @@ def test_shards__links_and_empty_folders_of_a_tar_are_not_lost(vitctl: Vitctl, t
     assert keys(tmp_path / "out/train") == {*wanted, "cat/hard.jpg", "dog/link.jpg"}
 
 
+@pytest.mark.slow
 def test_shards__what_it_says_to_type_is_enough_for_several_labels(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos", ("cat",))
     rows = [f"photos/cat/{n}.jpg,cat;dog,train" for n in range(5)] + ["photos/cat/6.jpg,Dog;owl,test"]

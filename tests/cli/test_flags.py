@@ -266,6 +266,7 @@ def test_pretrain__has_finetunes_flags_of_length(vitctl: Vitctl, tiny_data: Path
     assert both.err == "vitctl: --steps 3 and --epochs 1 both set the length; give one of them\n"
 
 
+@pytest.mark.slow
 def test_finetune__a_warmup_that_is_set_stays(vitctl: Vitctl, tiny_data: Path, pretrained: Path) -> None:
     line = tuple(
         f"finetune --recipe finetune_pets --from {pretrained} --data {tiny_data} --res 16 --lr 0.1".split()

@@ -65,7 +65,7 @@ def network(to: str, num_classes: int) -> Model:
     ("case", "to"),
     [
         *spread(6, [(case, to) for case in USUAL for to in FORMATS if to not in ("onnx", "pt2")]),
-        ("temperature", "onnx"),
+        *slow(("temperature", "onnx")),
         *slow(("sigmoid", "pt2")),
         *slow(*((case, to) for case in CASES for to in FORMATS if case not in USUAL and to != "pt2")),
         *slow(*((case, "onnx") for case in USUAL if case != "temperature"), ("temperature", "pt2")),

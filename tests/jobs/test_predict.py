@@ -257,6 +257,7 @@ def test_flip_average__is_the_mean_of_the_logits_of_an_image_and_its_mirror_imag
         logits(file, extracted, **averaged)
 
 
+@pytest.mark.slow
 def test_openvino__runs_the_file_as_it_is(onnx_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino_telemetry", None)  # it would report to its maker
     openvino = pytest.importorskip("openvino")

@@ -72,6 +72,7 @@ def test_honest_run__is_equal_bit_for_bit(train: Train, values: dict[str, Any]) 
     assert [(one.state, one.text) for one in findings if one.what == "replay"] == EQUAL
 
 
+@pytest.mark.slow
 def test_honest_run__its_steps_are_equal_bit_for_bit(finished: Path) -> None:
     assert found(finished, steps="all", scores=True) == []
     assert said(finished, "replay", steps="9") == [("ok", "step 9: equal, bit for bit")]

@@ -614,6 +614,7 @@ def test_fingerprint__of_a_table_and_of_an_archive_changes_with_them(tmp_path: P
     assert fingerprint(str(archive)) != before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", ["zip", *slow("imagefolder")])
 def test_command__trains_on_a_door_and_scores_it(
     door: str,
