@@ -54,7 +54,7 @@ Run = Callable[..., Path]
 pytest_plugins = ["tests.trained"]
 
 
-for _name, _examples in (("few", 30), ("many", 200)):  # many: pytest --hypothesis-profile=many
+for _name, _examples in (("few", 20), ("many", 200)):  # many: pytest --hypothesis-profile=many
     hypothesis.settings.register_profile(
         _name,
         max_examples=_examples,
@@ -77,10 +77,15 @@ def pytest_configure() -> None:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
+def pytest_sessionstart() -> None:
+    """Collect no garbage before the tests are there: imports make hardly any."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Exempt imports and collected tests from garbage collection, which every job ends with."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,6 +1,7 @@
 """The package's source, parsed once in a process, for tests that read it."""
 
 import ast
+import gc
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +15,11 @@ NAMES = [str(path.relative_to(PACKAGE)) for path in FILES]
 @cache
 def trees() -> dict[str, ast.Module]:
     """File, relative to the package -> its tree."""
-    return {name: ast.parse(path.read_text()) for name, path in zip(NAMES, FILES, strict=True)}
+    gc.disable()  # half a million nodes, and none is garbage: three times as fast
+    try:
+        return {name: ast.parse(path.read_text()) for name, path in zip(NAMES, FILES, strict=True)}
+    finally:
+        gc.enable()
 
 
 @cache

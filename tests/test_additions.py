@@ -152,6 +152,7 @@ def test_additions__all_lines_run(said: dict[str, Any]) -> None:
     assert not failed, failed
 
 
+@pytest.mark.slow
 def test_optimizer__trains_is_saved_and_explained(home: Path, said: dict[str, Any]) -> None:
     saved = load_file(home / "run" / "checkpoints" / "step_00000002" / "optimizer.safetensors")
     assert {name.partition("/")[0] for name in saved} == {"exp_avg"}

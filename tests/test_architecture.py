@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from tests.matrix import each
 from tests.sources import FILES, NAMES, PACKAGE, nodes, trees
 from vitctl.recipe.schema import JOBS
 from vitctl.recipe.sections import Model
@@ -130,6 +131,7 @@ def test_imports__the_command_line_starts_without_torch() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_imports__a_training_leaves_out_the_parts_of_torch_that_it_does_not_use(tmp_path: Path) -> None:
     """Torch's optimizers import its compiler, `to_empty` sympy, and accelerate sharded tensors."""
     line = f"pretrain --recipe smoke --synthetic --steps 1 --set schedule.warmup_steps=0 --out {tmp_path}/run"
@@ -174,7 +176,7 @@ def calls(path: Path) -> str:
     return ast.unparse(Texts().visit(ast.parse(path.read_text()))).replace(".eval()", "")
 
 
-@pytest.mark.parametrize(
+@each(
     "forbidden",
     [
         "import pickle",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.conftest import script
-from tests.matrix import slow
+from tests.matrix import each, slow
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANTED = '''
@@ -84,7 +84,7 @@ def shares(counting: Any, epochs: Sequence[Sequence[Sequence[int]]], world: int 
 STRAIGHT = [[[0, 1, 2, 3], [4, 5, 6, 7]], [[7, 6, 5, 4], [3, 2, 1, 0]]]
 
 
-@pytest.mark.parametrize(
+@each(
     ("epoch", "expected"),
     [
         ([[7, 6, 5, 4], [3, 2, 1, 0]], (0, 0, "same")),
@@ -98,7 +98,7 @@ STRAIGHT = [[[0, 1, 2, 3], [4, 5, 6, 7]], [[7, 6, 5, 4], [3, 2, 1, 0]]]
         ([], (0, 8, "other")),
     ],
 )
-@pytest.mark.parametrize("worlds", [(1, 1), (2, 1), (2, 3)])
+@each("worlds", [(1, 1), (2, 1), (2, 3)])
 def test_difference__of_planted_epochs(
     counting: Any, epoch: list[list[int]], expected: tuple[int, int, str], worlds: tuple[int, int]
 ) -> None:

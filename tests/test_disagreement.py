@@ -96,6 +96,7 @@ def test_resume__one_that_sees_an_old_listing_follows_the_first(
     assert [record["loss"] for record in train_records(folder)] == pytest.approx(straight, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_resume__all_pass_over_one_that_is_torn(interrupted: Path, tiny_data: Path, tmp_path: Path) -> None:
     folder = resumed(interrupted, tmp_path / "run", tiny_data)
     (folder / "checkpoints" / NEWEST / "optimizer.safetensors").unlink()
@@ -106,6 +107,7 @@ def test_resume__all_pass_over_one_that_is_torn(interrupted: Path, tiny_data: Pa
     assert [record["loss"] for record in train_records(folder)] == pytest.approx(straight, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_resume__the_first_sees_an_old_listing(interrupted: Path, tiny_data: Path, tmp_path: Path) -> None:
     """Otherwise the run would silently resume from an older checkpoint."""
     folder = resumed(interrupted, tmp_path / "run", tiny_data)
@@ -125,9 +127,8 @@ def test_start__what_was_chosen_before_is_told_by_the_first(tiny_data: Path, tmp
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("other_recipe", "recipe"),
         ("other_index", "data index"),
-        ("other_start_weights", "start weights"),
+        *slow(("other_recipe", "recipe"), ("other_start_weights", "start weights")),
     ],
 )
 def test_start__another_recipe_index_or_weights(
@@ -141,7 +142,7 @@ def test_start__another_recipe_index_or_weights(
     assert not (folder / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("recipe", ["finetune", "fewshot", "evaluate"])
+@pytest.mark.parametrize("recipe", ["finetune", *slow("fewshot", "evaluate")])
 def test_start__other_weights_from_an_earlier_run(
     pretrained: Path,
     tiny_data: Path,

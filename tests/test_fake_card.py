@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.fake_card import FakeCard, FakeEvent, HostWaitsError, WrongDeviceError
+from tests.matrix import each
 
 WAITS: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x.sum().item(),
@@ -68,7 +69,7 @@ def test_watched__refuses_what_waits(name: str) -> None:
             WAITS[name](x)
 
 
-@pytest.mark.parametrize("name", PASSES)
+@each("name", PASSES)
 def test_watched__lets_through_what_does_not_wait(name: str) -> None:
     with FakeCard() as card:
         x = torch.randn(6, device="cuda")

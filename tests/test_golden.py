@@ -39,6 +39,7 @@ def test_golden__straight(one_process: Path, request: pytest.FixtureRequest) -> 
     assert curve(folder)["lr"][0] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("micro_batch", "workers"), [*slow((16, 2)), (5, 0)])
 def test_golden__micro_batches_and_workers(run: Run, micro_batch: int, workers: int) -> None:
     assert_golden(run("other", **{"machine.micro_batch": micro_batch, "machine.workers": workers}))
@@ -58,6 +59,7 @@ def test_mixed__micro_batches_workers_and_processes(run: Run, tiny_data: Path, t
     assert step_images(folder) == step_images(one)
 
 
+@pytest.mark.slow
 def test_golden__two_processes(one_process: Path, tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "two"
     run_as_two(folder, tiny_data, **{"machine.micro_batch": 5})
@@ -117,6 +119,7 @@ def test_killed_and_resumed__bit_for_bit(one_process: Path, tiny_data: Path, tmp
     assert set(checkpoint(folder, 20)) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
 
 
+@pytest.mark.slow
 def test_stopped_by_a_signal__bit_for_bit(one_process: Path, tiny_data: Path, tmp_path: Path) -> None:
     straight, folder = one_process, tmp_path / "stopped"
     line = paced(command(folder, tiny_data))

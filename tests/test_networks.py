@@ -49,10 +49,10 @@ NETWORKS: dict[str, dict[str, Any]] = {
     },
     "clip": {"gelu": "quick", "norm_pre": True, "patch_bias": False, "position_class_row": False},
 }
-LESS_USUAL = [pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS if name != "dinov3"]
 
 
-@pytest.mark.parametrize("name", ["dinov3", *LESS_USUAL])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
 def test_training__is_exact(name: str, tiny_data: Path, tmp_path: Path) -> None:
     recipe = EXACT | {f"model.{key}": value for key, value in NETWORKS[name].items()}
     one, two = tmp_path / "one", tmp_path / "two"

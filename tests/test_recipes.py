@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.matrix import each
 from tests.recipes.paper import TABLE_3, TABLE_4, table_rows
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.jobs.plan import plan_training
@@ -110,7 +111,7 @@ def test_recipes__every_row_of_every_table_and_nothing_unknown() -> None:
     assert not any("Not the paper's" in load_recipe(name).recipe.note for name in of_paper)
 
 
-@pytest.mark.parametrize("name", TABLE_3)
+@each("name", TABLE_3)
 def test_table_3(name: str) -> None:
     r, (model, dataset, epochs, lr, decay, weight_decay, dropout) = pretrain(name), TABLE_3[name]
     config = r.network(10)
@@ -123,7 +124,7 @@ def test_table_3(name: str) -> None:
     assert (r.optimizer.beta1, r.optimizer.beta2, r.optimizer.eps) == (0.9, 0.999, 1e-8)
 
 
-@pytest.mark.parametrize("name", TABLE_3)
+@each("name", TABLE_3)
 def test_pretraining__what_the_authors_said_beyond_the_table(name: str) -> None:
     """Table 3 states the clip for the ImageNet rows; loss, head bias and the last rate are from the authors'
     issues.
@@ -184,7 +185,7 @@ def test_own_data__is_resized_as_other_programs_do() -> None:
             assert r.data.resample == ("bilinear_antialias" if name in own else "bilinear"), name
 
 
-@pytest.mark.parametrize("name", TABLE_3)
+@each("name", TABLE_3)
 def test_pretraining__the_plan_has_the_papers_numbers(name: str) -> None:
     r = pretrain(name)
     plan = plan_training(r)
@@ -216,7 +217,7 @@ def test_table_1__the_three_models() -> None:
         assert count_parameters(config) / 1e6 == pytest.approx(float(params[:-1]), rel=0.02)
 
 
-@pytest.mark.parametrize("name", paper.RESULTS["6"].rows)
+@each("name", paper.RESULTS["6"].rows)
 def test_table_6__exaflops(name: str) -> None:
     """R50+L/16 is printed as 859 at 7 epochs and 1668 at 14, of which one must be wrong."""
     printed = paper.RESULTS["6"].exaflops[name]

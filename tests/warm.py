@@ -23,8 +23,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
+import time
 import weakref
 from contextlib import suppress
 from functools import cache
@@ -66,6 +68,7 @@ IMPORTED = (
 )
 # What is forked where a process of this kind starts it.
 FORKED = re.compile(r"accelerate\.commands\.launch|vitctl(\.launch\.worker)?|tests\.launch\.\w+_worker")
+LAST = 1  # seconds that the process outlives those that ask
 ROOM = 1 << 15  # bytes of a process's arguments and of its environment, as /proc shows them
 CHANGEABLE = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
 
@@ -143,54 +146,82 @@ def run(
 
 @cache
 def _server() -> socket.socket:
-    """The way to the process that has imported everything; one for each process of pytest."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    """The way to the process that has imported everything: one for all workers of xdist."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    place = Path(tempfile.gettempdir(), f"warm-{run}")
+    ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    with theirs:
-        line = [sys.executable, "-m", "tests.warm", str(theirs.fileno()), "-" * ROOM]
+    for _ in range(1000):
+        try:
+            ours.connect(str(place))
+            break
+        except OSError:
+            with suppress(OSError):  # another worker has just bound it, and will listen
+                _start_server(place)
+            time.sleep(0.01)
+
+    @atexit.register
+    def end() -> None:
+        ours.close()
+
+    return ours
+
+
+def _start_server(place: Path) -> None:
+    """Listen for it before it has imported anything; only the first request waits for that."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(place))
+        listening.listen()
+        line = [sys.executable, "-m", "tests.warm", str(listening.fileno()), "-" * ROOM]
         environment = {
             **os.environ,
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # to look for a GPU must not spoil a fork
             "ROOM": "-" * ROOM,
         }
         server = subprocess.Popen(
-            line, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            line, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, pass_fds=[listening.fileno()]
         )
 
     @atexit.register
     def end() -> None:
-        ours.close()
-        server.wait()
-
-    return ours
+        server.returncode = 0  # it ends with the last worker, and nobody waits for that
 
 
-def serve(asked: socket.socket) -> dict[str, Any] | None:
-    """Fork for every request; returns it in the new process, and None at the end."""
+def serve(listening: socket.socket) -> dict[str, Any] | None:
+    """Fork for every request; returns it in the new process, and None when nobody asks any more."""
     under_way: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> process, whom to tell
+    asking: list[socket.socket] = []
     while True:
-        ready = select.select([asked, *under_way], [], [])[0]
+        ready = select.select([listening, *asking, *under_way], [], [], None if asking else LAST)[0]
+        if not ready:
+            Path(listening.getsockname()).unlink(missing_ok=True)
+            if not select.select([listening], [], [], 0)[0]:
+                return None
+            continue
         for ended in set(ready) & set(under_way):
             pid, told = under_way.pop(ended)
-            with told:
+            with told, suppress(OSError):  # a worker that was killed
                 told.send(str(os.waitpid(pid, 0)[1]).encode())
             os.close(ended)
-        if asked not in ready:
-            continue
-        data, files, _, _ = socket.recv_fds(asked, 1 << 20, 4)
-        if not data:
-            return None
-        told = socket.socket(fileno=files[3])
-        if (pid := os.fork()) == 0:
-            for each in (asked, told, *(other for _, other in under_way.values())):
-                each.close()
-            for ended in under_way:
-                os.close(ended)
-            return {**json.loads(data), "streams": files[:3]}
-        for file in files[:3]:
-            os.close(file)
-        under_way[os.pidfd_open(pid)] = pid, told
-        told.send(str(pid).encode())
+        if listening in ready:
+            asking.append(listening.accept()[0])
+        for asked in set(ready) & set(asking):
+            data, files, _, _ = socket.recv_fds(asked, 1 << 20, 4)
+            if not data:
+                asking.remove(asked)
+                asked.close()
+                continue
+            told = socket.socket(fileno=files[3])
+            if (pid := os.fork()) == 0:
+                for each in (listening, *asking, told, *(other for _, other in under_way.values())):
+                    each.close()
+                for ended in under_way:
+                    os.close(ended)
+                return {**json.loads(data), "streams": files[:3]}
+            for file in files[:3]:
+                os.close(file)
+            under_way[os.pidfd_open(pid)] = pid, told
+            told.send(str(pid).encode())
 
 
 def become(request: dict[str, Any]) -> None:

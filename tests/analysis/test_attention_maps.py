@@ -16,6 +16,7 @@ from tests.analysis.conftest import (
     noisy_model,
     random_images,
 )
+from tests.matrix import spread
 from vitctl.analysis.attention_maps import (
     AttentionLayer,
     attention_distance,
@@ -37,7 +38,9 @@ def watched(model: Any, images: Tensor) -> tuple[list[tuple[AttentionLayer, Tens
         return found, model(images)
 
 
-@pytest.mark.parametrize(("name", "mode"), [*((name, "fused") for name in FAMILIES), ("vit", "math")])
+@pytest.mark.parametrize(
+    ("name", "mode"), [*spread(8, [(name, "fused") for name in FAMILIES]), ("vit", "math")]
+)
 def test_watch__output_and_gradients_are_the_same_bits(name: str, mode: Any) -> None:
     model, images = noisy_model(FAMILIES[name]).train(), random_images(FAMILIES[name].image_size)
     set_attention(model, mode)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.analysis.conftest import FAMILIES, noisy_model, random_images
+from tests.matrix import spread
 from vitctl.analysis.observe import Observed, missing_parts, observe
 
 MISSING = {
@@ -17,7 +18,7 @@ MISSING = {
 }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", spread(8, FAMILIES, 1))
 def test_observe__has_all_that_is_not_missing(name: str) -> None:
     config = FAMILIES[name]
     missing = missing_parts(config)

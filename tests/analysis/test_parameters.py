@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.analysis.conftest import FAMILIES, TRANSFORMERS, noisy_model
+from tests.matrix import spread
 from vitctl.analysis.parameters import (
     PAPERS,
     by_offset,
@@ -44,7 +45,7 @@ def test_components__are_no_more_than_there_are() -> None:
     assert constant.images.isfinite().all()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", spread(8, FAMILIES, 2))
 def test_filters__see_three_colours_in_every_family(name: str) -> None:
     model = noisy_model(FAMILIES[name])
     filters, what = color_filters(model)

@@ -27,6 +27,7 @@ def test_launches__one_for_many_tensors_by_the_conditions_of_torch(name: str, ar
     assert script("launches").launches(name, args) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("lamb", marks=pytest.mark.slow)])
 def test_step_of_s16__starts_no_more_kernels_than_timms(optimizer: str) -> None:
     """In bf16. In float32 a block starts as many; beyond blocks, ours sums and guards what timm does not."""

@@ -13,6 +13,7 @@ import typer
 
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
+from tests.matrix import each
 from vitctl import finetune
 from vitctl.cli.app import app
 from vitctl.cli.flags import FLAGS
@@ -74,9 +75,7 @@ def holds(parameter: inspect.Parameter, kind: type) -> bool:
     return re.search(rf"\b{kind.__name__}\b", str(parameter.annotation.__origin__)) is not None
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, given in COMMANDS.items() if any(holds(one, Path) for one in given.values())]
-)
+@each("name", [name for name, given in COMMANDS.items() if any(holds(one, Path) for one in given.values())])
 def test_every_path_of_a_command_is_on_a_disk(vitctl: Vitctl, tmp_path: Path, name: str) -> None:
     needed = {key: one for key, one in COMMANDS[name].items() if one.default is inspect.Parameter.empty}
     for tried, parameter in COMMANDS[name].items():

@@ -260,7 +260,7 @@ def typed(
     return caught.value.code, printed.out, printed.err
 
 
-@pytest.mark.parametrize("slip", few({slip.typed: (slip,) for slip in SLIPS}, *[s.typed for s in SLIPS[::3]]))
+@pytest.mark.parametrize("slip", few({slip.typed: (slip,) for slip in SLIPS}, *[s.typed for s in SLIPS[::8]]))
 def test_slip(
     slip: Slip, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

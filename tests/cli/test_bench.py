@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from tests.cli.conftest import Vitctl, words
 from tests.conftest import TINY
+from tests.matrix import each
 from vitctl.cli.show import measurements as show
 from vitctl.cli.show.measurements import BenchOptions, chosen_recipe
 from vitctl.errors import RecipeError
@@ -72,7 +73,7 @@ def test_resolutions__draws_and_writes_both_files(vitctl: Vitctl) -> None:
     assert "plot: pictures/fig12.png" in said.out
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "message"),
     [
         ("model X/16", "unknown model 'X/16'"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.matrix import each
 from vitctl.cli.app import app
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.recipe.export_formats import FORMATS
@@ -26,7 +27,7 @@ def offered(line: str, shell: str = "bash") -> list[str]:
     return CliRunner().invoke(app, [], env=env, prog_name="vitctl").stdout.split()
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "values"),
     [
         ("vitctl pretrain --recipe jft_h", ["jft_h14"]),

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import Vitctl
-from tests.matrix import slow
+from tests.matrix import slow, spread
 from vitctl.data.images.decode import decode
 from vitctl.data.shards.index import find_splits
 from vitctl.data.source.splits import open_shards
@@ -304,7 +304,7 @@ STRUCTURES = {
 }
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize("name", spread(3, STRUCTURES))
 @pytest.mark.parametrize("packed", [False, *slow(True)])
 def test_shards__folders_in_doubt_stop_and_what_it_says_to_type_is_enough(
     vitctl: Vitctl, tmp_path: Path, name: str, packed: bool
@@ -354,7 +354,7 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize("name", LABELS)
+@pytest.mark.parametrize("name", spread(2, LABELS))
 def test_shards__labels_of_a_table_in_doubt_stop_and_what_it_says_to_type_is_enough(
     vitctl: Vitctl, tmp_path: Path, name: str
 ) -> None:
@@ -413,6 +413,7 @@ def test_shards__of_one_class_are_not_proposed_for_training(vitctl: Vitctl, tmp_
     assert said.code == 2 and "correct the files; to learn anything takes two classes" in said.err, said.err
 
 
+@pytest.mark.slow
 def test_foreign_shards__with_labels_from_one_say_so_at_every_door(vitctl: Vitctl, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "theirs.tar", "w") as tar:
         for n in range(6):
@@ -455,6 +456,7 @@ def test_shards__links_and_empty_folders_of_a_tar_are_not_lost(vitctl: Vitctl, t
     assert keys(tmp_path / "out/train") == {*wanted, "cat/hard.jpg", "dog/link.jpg"}
 
 
+@pytest.mark.slow
 def test_shards__what_it_says_to_type_is_enough_for_several_labels(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos", ("cat",))
     rows = [f"photos/cat/{n}.jpg,cat;dog,train" for n in range(5)] + ["photos/cat/6.jpg,Dog;owl,test"]

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
 from tests.docs.conftest import find_command
-from tests.matrix import slow
+from tests.matrix import each, slow
 from vitctl.cli.app import NO_VALUE, USAGE_ERROR, instead
 from vitctl.cli.completion import RECIPE_OF
 from vitctl.cli.flags import FLAGS, UNREAD, Flag, image_recipe
@@ -26,7 +26,7 @@ DID_YOU_MEAN = "did you mean "
 KEYS = every_key(JOBS["finetune"])
 
 
-@pytest.mark.parametrize("row", FLAGS, ids=lambda row: f"{row.option}: {row.commands}")
+@each("row", FLAGS)
 def test_flags__a_row_sets_a_key_of_every_command_that_takes_it(row: Flag) -> None:
     keys = {row.key} | ({row.also[0]} if row.also else set())
     for command in row.commands.split():
@@ -36,7 +36,7 @@ def test_flags__a_row_sets_a_key_of_every_command_that_takes_it(row: Flag) -> No
         assert sum(r.option == row.option and command in r.commands.split() for r in FLAGS) == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "instead"),
     [
         ("finetune --learning-rate 0.1", "--lr 0.1"),
@@ -113,7 +113,7 @@ WORDS = [(word, value) for word in (*SYNONYMS, *OTHERS) for value in ("", "7", "
 
 @pytest.mark.parametrize(
     "line",
-    ["finetune", "predict a.png", *slow("pretrain -r smoke", "evaluate", "probe", "resume r", "export")],
+    ["finetune", *slow("predict a.png", "pretrain -r smoke", "evaluate", "probe", "resume r", "export")],
 )
 def test_unknown_option__is_never_answered_by_what_is_refused(line: str) -> None:
     """VALUE stands for a value that the user must choose: the typed one would be refused, or means another
@@ -145,7 +145,7 @@ def test_unknown_option__is_never_answered_by_what_is_refused(line: str) -> None
                 assert not key.startswith("known.") and key not in UNREAD.get(command.name, ()), word
 
 
-@pytest.mark.parametrize("word", SYNONYMS)
+@each("word", SYNONYMS)
 def test_synonym__is_answered_as_an_option(word: str) -> None:
     """A place that `finetune` takes is proposed, and a value only where it means the same."""
     row, command = SYNONYMS[word], find_command(["finetune"])[0]
@@ -166,7 +166,7 @@ def test_synonym__is_answered_as_an_option(word: str) -> None:
     assert row.here or said.startswith("vitctl has no such setting"), said
 
 
-@pytest.mark.parametrize("word", SYNONYMS)
+@each("word", SYNONYMS)
 def test_synonym__is_answered_in_a_recipe_and_by_explain(word: str, tmp_path: Path) -> None:
     row, file = SYNONYMS[word], tmp_path / "r.toml"
     places = [place for place in row.places if place.partition("=")[0] in KEYS]
@@ -184,7 +184,7 @@ def test_synonym__is_answered_in_a_recipe_and_by_explain(word: str, tmp_path: Pa
     assert all(place.partition("=")[0].rpartition(".")[2] in explained for place in row.places), explained
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "fix"),
     [
         (
@@ -218,7 +218,7 @@ def test_unknown_option__of_another_program(vitctl: Vitctl, line: str, fix: str)
     assert vitctl("finetune", *line.split()).err.endswith(f"; {fix}\n")
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "message"),
     [
         ("pretrain --lrr 1", "pretrain: no such option --lrr; did you mean --lr VALUE?"),
@@ -266,6 +266,7 @@ def test_pretrain__has_finetunes_flags_of_length(vitctl: Vitctl, tiny_data: Path
     assert both.err == "vitctl: --steps 3 and --epochs 1 both set the length; give one of them\n"
 
 
+@pytest.mark.slow
 def test_finetune__a_warmup_that_is_set_stays(vitctl: Vitctl, tiny_data: Path, pretrained: Path) -> None:
     line = tuple(
         f"finetune --recipe finetune_pets --from {pretrained} --data {tiny_data} --res 16 --lr 0.1".split()

@@ -13,6 +13,7 @@ from PIL import Image
 
 from tests.cli.conftest import Said, Vitctl
 from tests.conftest import TINY
+from tests.matrix import each
 from vitctl.system.text import is_control
 
 EVIL = "\x1b[2J\x9b31m\u202e\x07"
@@ -107,7 +108,7 @@ def test_results_of_others(tmp_path: Path, vitctl: Vitctl) -> None:
     assert "\\x1b[2J" in said.out + said.err
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         (EVIL,),

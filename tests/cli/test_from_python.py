@@ -14,6 +14,7 @@ from PIL import Image
 from tests import warm
 from tests.cli.conftest import Vitctl
 from tests.conftest import checkpoint
+from tests.matrix import each
 from tests.trained import CPU, SMALL
 from vitctl import VitctlError, finetune, predict
 from vitctl.cli.flags import rows_of
@@ -94,7 +95,7 @@ def test_predict__is_the_command(vitctl: Vitctl, pretrained: Path, tiny_data: Pa
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "said"),
     [
         (
@@ -171,7 +172,7 @@ def test_finetune__numbers_of_numpy_and_torch_are_numbers(
     assert checkpoint(same.folder, 2) == checkpoint(plain.folder, 2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("images", "values", "said"),
     [
         ([], {}, "an empty list: no images there"),

@@ -176,20 +176,20 @@ def test_run__on_a_split(
                 "a ResNet has no attention",
             ],
         ),
-        (
-            "axial resnet",
-            ["filters"],
-            [
-                "its positions are offsets within rows and columns",
-                "its attention stays within rows and columns",
-            ],
-        ),
-        (
-            "axial",
-            ["filters", "position_similarity"],
-            ["its attention stays within rows and columns"],
-        ),
         *slow(
+            (
+                "axial resnet",
+                ["filters"],
+                [
+                    "its positions are offsets within rows and columns",
+                    "its attention stays within rows and columns",
+                ],
+            ),
+            (
+                "axial",
+                ["filters", "position_similarity"],
+                ["its attention stays within rows and columns"],
+            ),
             ("gap", ALL, []),
             (
                 "no position",

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from PIL import Image
 from safetensors import safe_open
-from scipy.stats import binomtest
 
 from tests import warm
 from tests.cli.conftest import Vitctl
@@ -73,6 +72,8 @@ def test_predict__scores_images_in_folders_of_classes(vitctl: Vitctl, pretrained
     said = vitctl("predict", "photos", "--from", pretrained, "--top", 1, "--format", "csv", *FAST)
     rows = list(csv.DictReader(said.out.splitlines()))
     right = sum(row["class"] == Path(row["image"]).parent.name for row in rows)
+    from scipy.stats import binomtest  # which takes a second
+
     low, high = (100 * end for end in binomtest(right, 2).proportion_ci(method="wilson"))
     (line,) = [line for line in said.err.splitlines() if line.startswith("accuracy")]
     assert line.startswith(

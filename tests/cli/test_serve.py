@@ -382,6 +382,7 @@ def test_hostile_requests__are_answered_in_a_line_and_cost_little(server: tuple[
     assert set(os.listdir(memory.cwd())) == files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["reset", *slow("closed", "half closed")])
 def test_clients_that_hang_up__are_no_lines_in_the_log(pretrained: Path, how: str) -> None:
     """Nor are those whose request breaks off while its answer is computed, as in a bad chunk."""

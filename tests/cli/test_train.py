@@ -15,6 +15,7 @@ from tests.cli.conftest import Vitctl, words
 from tests.conftest import TINY
 from tests.data.conftest import CLASSES, make_items
 from tests.data.server import Faults, serving
+from tests.matrix import slow
 from vitctl.cli.show.console import CONSOLE
 from vitctl.data.writer.shard_writer import write_split
 from vitctl.jobs import plan, resources
@@ -507,7 +508,7 @@ def test_slurm__writes_a_job_and_runs_nothing(vitctl: Vitctl, tiny_data: Path, t
     assert (said.code, said.err.count("\n")) == (2, 1)
 
 
-@pytest.mark.parametrize("flag", ["--slurm", "--k8s"])
+@pytest.mark.parametrize("flag", ["--slurm", *slow("--k8s")])
 def test_batch__the_launch_line_submits_the_job(
     vitctl: Vitctl, tiny_data: Path, tmp_path: Path, flag: str
 ) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from tests.data.conftest import MakeSplit, encoded, store
 from tests.data.old_index import forget_tables
 from tests.fuzz.conftest import header, member, record
+from tests.matrix import slow
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader import workers
@@ -160,7 +161,7 @@ def rows_of(folder: Path) -> np.ndarray:
         ("label", 2**31 - 1, "no such class"),
     ],
 )
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, *slow(1)])
 def test_rows_of_others__bad_samples(
     make_split: MakeSplit, field: str, value: int, reason: str, num_workers: int
 ) -> None:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from tests import warm
 from tests.conftest import ROOT
 from tests.data.conftest import several, store
+from tests.matrix import slow
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.pipeline import as_webdataset
@@ -45,8 +46,8 @@ def own_loader(
     return [[source.key(sample) for sample in batch.samples.tolist()] for batch in islice(batches, STEPS)]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize(("num_processes", "first_step"), [(1, 0), (2, 5), (3, 1)])
+@pytest.mark.parametrize("num_workers", [2, *slow(0)])
+@pytest.mark.parametrize(("num_processes", "first_step"), [(1, 0), (3, 1), *slow((2, 5))])
 def test_as_webdataset__gives_the_steps_of_our_own_loader(
     make_split: MakeSplit, num_processes: int, first_step: int, num_workers: int
 ) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tests.cli.conftest import Vitctl
 from tests.docs.conftest import PAGES, commands, find_command, photo, write_photos
-from tests.matrix import few
+from tests.matrix import each, few
 
 # Cannot run in a test: what the words begin with or hold -> why. They are parsed.
 PARSED = {
@@ -49,9 +49,7 @@ HISTORY = "docs/results.md"  # its commands were run once, on data that tests do
 LINES = [(page, tuple(words)) for page in PAGES for words in commands(page)]
 
 
-@pytest.mark.parametrize(
-    ("page", "words"), LINES, ids=[f"{page}: {' '.join(words)}" for page, words in LINES]
-)
+@each(("page", "words"), LINES)
 def test_commands__are_understood_with_their_options(page: str, words: tuple[str, ...]) -> None:
     assert page
     command, rest = find_command([*words])
@@ -70,8 +68,6 @@ def test_commands__what_cannot_run_is_still_on_a_page() -> None:
     few(
         [page for page in PAGES if commands(page) and page != HISTORY],
         "README.md",
-        "docs/recipes.md",
-        "docs/trust.md",
     ),
 )
 def test_commands__run_one_after_the_other(page: str, home: Path, vitctl: Vitctl) -> None:

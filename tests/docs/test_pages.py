@@ -5,11 +5,11 @@ import tomllib
 from dataclasses import fields
 from pathlib import Path
 
-import pytest
 import torch
 
 from tests.conftest import ROOT, shell_lines
 from tests.docs.conftest import DOCS, PAGES, anchors
+from tests.matrix import each
 from vitctl.launch.cluster import Job
 from vitctl.models import kernels
 from vitctl.recipe.load import every_key, load_recipe
@@ -20,7 +20,7 @@ OTHERS = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-@pytest.mark.parametrize("page", [*PAGES, *OTHERS])
+@each("page", [*PAGES, *OTHERS])
 def test_links__lead_to_files_and_headings_that_exist(page: str) -> None:
     for link in LINK.findall((ROOT / page).read_text()):
         if page == "CHANGELOG.md" and link.startswith("https://"):
@@ -58,20 +58,20 @@ def test_index__lists_every_page_and_readme_leads_to_it() -> None:
     assert "(docs/README.md)" in PAGES["README.md"]
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "SECURITY.md"])
+@each("page", [*PAGES, "CONTRIBUTING.md", "SECURITY.md"])
 def test_pages__name_files_of_the_repository_that_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     named = re.findall(r"`((?:vitctl|recipes|tests|benchmarks|docs|\.github)/[\w./-]*)`", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES)
+@each("page", PAGES)
 def test_pages__name_extras_that_can_be_installed(page: str) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(re.findall(r"vitctl\[(\w+)\]", PAGES[page])) <= {*extras}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@each("page", PAGES)
 def test_pages__have_one_title_and_short_lines(page: str) -> None:
     text = re.sub(r"```.*?```", "", PAGES[page], flags=re.S)
     assert len(re.findall(r"^# ", text, re.M)) == 1

@@ -301,6 +301,9 @@ COSTLY = {  # each trains, or starts a process
     "Updates are not finite",
     "Too many damaged images",
     "Two results must not be compared",
+    "The disk is full",
+    "Stopped and saved",
+    "Not enough memory",
 }
 
 

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.matrix import each
 from vitctl.engine import fewshot_ridge
 from vitctl.engine.fewshot_ridge import (
     L2_GRID,
@@ -38,8 +39,8 @@ def draw(num: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return train, labels, rng.normal(size=(9, WIDTH))
 
 
-@pytest.mark.parametrize("num", [4, 8, WIDTH, WIDTH + 1, WIDTH + 2, 40, 100])
-@pytest.mark.parametrize("power", [-10, -3, 0, 5, 10, 19])
+@each("num", [4, 8, WIDTH, WIDTH + 1, WIDTH + 2, 40, 100])
+@each("power", [-10, -3, 0, 5, 10, 19])
 def test_fit_and_score__equals_the_direct_solve(num: int, power: int) -> None:
     """More and fewer images than WIDTH + 1 take the two ways; both are the same solution."""
     train, labels, test = draw(num)
@@ -161,8 +162,8 @@ def test_choose_shots__too_few_images() -> None:
         choose_shots(labels, 2, num_classes=2, seed=0)
 
 
-@pytest.mark.parametrize("num", [4, WIDTH, WIDTH + 1, WIDTH + 2, 40])
-@pytest.mark.parametrize("l2", [1e-3, 1.0, 1024.0])
+@each("num", [4, WIDTH, WIDTH + 1, WIDTH + 2, 40])
+@each("l2", [1e-3, 1.0, 1024.0])
 def test_left_out__equals_a_solve_without_each_image(num: int, l2: float) -> None:
     train, labels, test = draw(num)
     ridge = decompose(torch.from_numpy(train), torch.from_numpy(labels), num_classes=CLASSES)

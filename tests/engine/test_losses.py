@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tests.engine.conftest import batch, rows
 from tests.fake_card import FakeCard, card_runtime
-from tests.matrix import slow
+from tests.matrix import each, slow
 from tests.models.tiny_models import MASKED, TINY
 from vitctl.data.images.transforms import augmentation_rng
 from vitctl.data.loader.batches import Batch
@@ -55,9 +55,9 @@ def ours(
     return loss(torch.tensor(LOGITS, dtype=dtype), torch.tensor(LABELS), torch.tensor(weights))
 
 
-@pytest.mark.parametrize("name", ["sigmoid", "softmax"])
-@pytest.mark.parametrize("smoothing", [0.0, 1e-4, 0.3])
-@pytest.mark.parametrize("weights", [WEIGHTS, np.ones(7, np.float32)])
+@each("name", ["sigmoid", "softmax"])
+@each("smoothing", [0.0, 1e-4, 0.3])
+@each("weights", [WEIGHTS, np.ones(7, np.float32)])
 def test_loss__equals_its_definition(name: str, smoothing: float, weights: NDArray[np.float32]) -> None:
     got = ours(name, smoothing, weights)
     assert got.dtype == torch.float64
@@ -214,14 +214,14 @@ def images_of(size: int, image_size: int) -> Batch:
     return Batch(images, torch.zeros(size, dtype=torch.int64), torch.ones(size), torch.arange(size))
 
 
-QUICK = ("mixup", "resnet v1", "masked, pixels")
+QUICK = ("mixup", "masked, pixels")
 
 
 @pytest.mark.parametrize(
     ("name", "checkpointed"),
     [
         *((name, False) for name in QUICK),
-        ("dropout", True),
+        *slow(("dropout", True)),
         *slow(*((name, False) for name in ON_A_GPU if name not in QUICK), ("resnet v1", True)),
     ],
 )

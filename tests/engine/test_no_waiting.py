@@ -118,6 +118,7 @@ def test_update__of_every_family_waits_for_nothing(name: str) -> None:
         assert {p.device for p in model.parameters()} == {CARD}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [*slow("mean_color", "downsized"), "pixels"])
 def test_update__of_masked_patches_waits_for_nothing(target: str) -> None:
     plain = config("Ti/16", **TINY, num_classes=0)
@@ -126,7 +127,7 @@ def test_update__of_masked_patches_waits_for_nothing(target: str) -> None:
         steps(on_card(card, model), card, 2)
 
 
-@pytest.mark.parametrize("case", few([*CASES], "plain", "lamb"))
+@pytest.mark.parametrize("case", few([*CASES], "plain"))
 def test_update__waits_for_nothing(case: str) -> None:
     model = build(FAMILIES["vit"])
     with FakeCard() as card:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.matrix import slow, spread
 from vitctl.engine.preemption import stop_on_signals
 from vitctl.system.process import SIGNALS, handles_signal
 
@@ -24,7 +25,7 @@ with stop_on_signals(float(sys.argv[1])):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *slow(signal.SIGINT)])
 def test_main__a_signal_at_the_very_end_keeps_the_exit_code(number: signal.Signals) -> None:
     code = (
         "import os, sys\nclass Late:\n    def __del__(self, kill=os.kill, pid=os.getpid()):\n"
@@ -58,7 +59,7 @@ def test_stop_on_signals__a_late_signal_is_no_failure() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "through\n", "")
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", spread(2, SIGNALS))
 def test_exit_on_signals__also_out_of_a_library_that_lets_no_python_run(number: signal.Signals) -> None:
     """As one does that waits for the other processes."""
     code = (
@@ -87,9 +88,8 @@ def test_stop_on_signals__restores_handlers_after_an_error() -> None:
     "pair",
     [
         (signal.SIGINT, signal.SIGINT),
-        (signal.SIGTERM, signal.SIGTERM),
         (signal.SIGUSR1, signal.SIGTERM),
-        (signal.SIGTERM, signal.SIGINT),
+        *slow(((signal.SIGTERM, signal.SIGTERM),), ((signal.SIGTERM, signal.SIGINT),)),
     ],
 )
 def test_second_signal__leaves_at_once(pair: tuple[signal.Signals, signal.Signals]) -> None:

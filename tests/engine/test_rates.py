@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.matrix import few
+from tests.matrix import each, few, slow
 from tests.models.tiny_models import OF_EACH_KIND, TINY
 from vitctl.engine.optimizer import (
     Average,
@@ -67,7 +67,7 @@ def test_groups__by_default_one_of_all_parameters_in_their_order() -> None:
         assert (group["scale"], group["weight_decay"]) == (1.0, 0.05)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "timm", "mae"),
     [
         *((name, 13, 13) for name in ("class_token", "registers", "position_embedding", "norm_pre.weight")),
@@ -167,7 +167,7 @@ def noise(model: nn.Module, step: int) -> list[Tensor]:
     ("changes", "options"),
     [({}, {}), ({"clip_norm": 0.0, "eps": 1e-8}, {"max_grad_norm": None, "eps": 1e-8})],
 )
-@pytest.mark.parametrize("weight_decay", [0.02, 0.0])
+@pytest.mark.parametrize("weight_decay", [0.02, *slow(0.0)])
 def test_lamb__every_step_is_that_of_timm(
     weight_decay: float, changes: dict[str, Any], options: dict[str, Any]
 ) -> None:

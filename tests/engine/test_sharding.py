@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.matrix import slow
 from tests.models.tiny_models import TINY
 from vitctl.engine.sharding import local, outermost_blocks, shard
 from vitctl.models.blocks import Block
@@ -73,7 +74,7 @@ def test_shard__bf16_is_for_what_autocast_converts(name: str) -> None:
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-@pytest.mark.parametrize("name", ["vit", "relative", "axial", "hybrid", "resnet v2"])
+@pytest.mark.parametrize("name", ["vit", "hybrid", *slow("relative", "axial", "resnet v2")])
 def test_shard__of_every_family_gathered_in_bf16_has_the_same_bits(name: str, checkpointed: bool) -> None:
     plain, sharded = noisy(name), noisy(name)
     sharded.checkpoint_blocks = checkpointed

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.engine.conftest import batch
 from tests.fake_card import FakeCard
+from tests.matrix import spread
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.runtime import Transfer, given, sent
 
@@ -115,7 +116,7 @@ def computed(device: Device, loops: list[list[Batch]], transfer: Transfer) -> li
     return read
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", spread(8, range(40)))
 def test_transfer__every_batch_is_read_whole_whenever_the_streams_work(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

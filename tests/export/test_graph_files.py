@@ -337,8 +337,10 @@ def test_program__runs_elsewhere(saved: Saved, exported: Exported, tmp_path: Pat
         *slow(({"eval_method": "shorter_side", "eval_resize": 36, "resample": "bilinear"}, True, None)),
         ({"eval_method": "letterbox", "eval_resize": 0, "resample": "bicubic_antialias"}, False, True),
         *slow(({"eval_method": "letterbox", "eval_resize": 0, "resample": "area"}, True, True)),
-        ({"eval_method": "transformers", "eval_resize": 37, "resample": "lanczos"}, False, True),
-        ({"eval_method": "square", "eval_resize": 0, "resample": "nearest"}, False, None),
+        *slow(
+            ({"eval_method": "transformers", "eval_resize": 37, "resample": "lanczos"}, False, True),
+            ({"eval_method": "square", "eval_resize": 0, "resample": "nearest"}, False, None),
+        ),
     ],
 )
 def test_sample__prints_our_five_best(

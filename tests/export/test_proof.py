@@ -18,7 +18,7 @@ from PIL import Image
 
 from tests.export.conftest import PREPROCESSING, Saved, normalised
 from tests.jobs.test_predict import predicted
-from tests.matrix import slow
+from tests.matrix import slow, spread
 from tests.models.tiny_models import VIT
 from tests.trained import do
 from vitctl import load_classifier
@@ -64,8 +64,8 @@ def network(to: str, num_classes: int) -> Model:
 @pytest.mark.parametrize(
     ("case", "to"),
     [
-        *((case, to) for case in USUAL for to in FORMATS if to not in ("onnx", "pt2")),
-        ("temperature", "onnx"),
+        *spread(6, [(case, to) for case in USUAL for to in FORMATS if to not in ("onnx", "pt2")]),
+        *slow(("temperature", "onnx")),
         *slow(("sigmoid", "pt2")),
         *slow(*((case, to) for case in CASES for to in FORMATS if case not in USUAL and to != "pt2")),
         *slow(*((case, "onnx") for case in USUAL if case != "temperature"), ("temperature", "pt2")),
@@ -167,7 +167,7 @@ def test_answers__a_lone_file_is_refused_where_files_beside_it_tell_them(
 
 
 @pytest.mark.parametrize("kept", ["mean", "class_names", "exif_orientation", "temperature_sha256"])
-@pytest.mark.parametrize("to", ["timm", "hf", "torchvision", "google"])
+@pytest.mark.parametrize("to", ["hf", *slow("timm", "torchvision", "google")])
 def test_meta__what_an_answer_needs_is_read_back(
     exported: Exported, tmp_path: Path, to: str, kept: str
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.matrix import slow
 from tests.trained import do
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.transforms import EvalTransform
@@ -160,9 +161,9 @@ CROPPED = {"eval_method": "shorter_side", "eval_resize": 36}
 @pytest.mark.parametrize(
     ("to", "rule", "told"),
     [
-        ("hf", {**CROPPED, "resample": "bilinear_antialias"},
+        *slow(("hf", {**CROPPED, "resample": "bilinear_antialias"},
          "bilinear with antialias (square 32), these weights are scored by bilinear with antialias (shorter "
-         "side 36, centre 32)"),
+         "side 36, centre 32)")),
         ("timm", {**CROPPED, "resample": "area"},
          "bilinear with antialias (shorter side 36, centre 32, torchvision's rounding), these weights are "
          "scored by area"),
@@ -204,9 +205,11 @@ def test_export__onnx_tells_it_in_its_metadata(photos: Path, tmp_path: Path) -> 
     [
         ({"export.check_images": 0}, "export.check_images = 0"),
         ({"data.path": "nowhere"}, "nowhere"),
-        ({"data.path": "s3://bucket/set"}, r"its images are not on this machine (s3://bucket/set)"),
-        ({"data.eval_split": ""}, "the run scores no images"),
-        ({}, "the weights are not in a run folder"),
+        *slow(
+            ({"data.path": "s3://bucket/set"}, r"its images are not on this machine (s3://bucket/set)"),
+            ({"data.eval_split": ""}, "the run scores no images"),
+            ({}, "the weights are not in a run folder"),
+        ),
     ],
 )
 def test_export__says_that_nothing_was_measured(

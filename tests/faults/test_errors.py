@@ -30,7 +30,7 @@ from tests.conftest import (
 )
 from tests.faults.conftest import assert_same, prepared, warnings
 from tests.harmed import poisoned
-from tests.matrix import few
+from tests.matrix import few, slow
 from vitctl import load_model, open_split
 from vitctl.data.datasets.catalog import find_data_set
 from vitctl.engine import evaluation, losses, optimizer, trainer, update
@@ -138,7 +138,7 @@ def test_run_tasks__a_full_disk_is_the_same_in_every_process(tmp_path: Path) -> 
         assert caught.value.filename == str(tmp_path)
 
 
-@pytest.mark.parametrize("to", ["/dev/full", "closed"])
+@pytest.mark.parametrize("to", ["closed", *slow("/dev/full")])
 def test_standard_output__full_or_closed(to: str) -> None:
     redirect = ">&-" if to == "closed" else f"> {to}"
     line = f"{sys.executable} -m vitctl recipes show smoke {redirect}"
@@ -197,7 +197,7 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize(("owner", "name", "call", "error", "step"), few(WHOLE, "images", "a bug"))
+@pytest.mark.parametrize(("owner", "name", "call", "error", "step"), few(WHOLE, "a bug"))
 def test_error__between_two_updates_is_saved(
     tiny_data: Path, straight: Path, tmp_path: Path, broken: Broken, owner: Any, name: str, call: int,
     error: Exception, step: int

@@ -209,7 +209,7 @@ def test_space__is_checked_before_the_first_step(
     assert not (folder / "log.jsonl").exists() or not records(folder, "train")
 
 
-@pytest.mark.parametrize("lost", ["checkpoints", ".", *slow("log.jsonl")])
+@pytest.mark.parametrize("lost", [".", *slow("checkpoints", "log.jsonl")])
 def test_removed__a_folder_that_somebody_deletes_is_made_again(
     tiny_data: Path, straight: Path, tmp_path: Path, lost: str
 ) -> None:

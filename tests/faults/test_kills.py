@@ -26,6 +26,7 @@ from tests.faults.conftest import (
     records,
     resume,
 )
+from tests.matrix import slow
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.launch.worker import work
 
@@ -137,9 +138,7 @@ def test_killed__no_process_and_no_memory_is_left(tiny_data: Path, tmp_path: Pat
     assert saved is not None and problems == []
 
 
-@pytest.mark.parametrize(
-    "kind", ["after a save", "in the middle of a save", pytest.param("full disk", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", ["in the middle of a save", *slow("after a save", "full disk")])
 def test_killed__the_run_resumes_bit_for_bit(
     kind: str, tiny_data: Path, straight: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

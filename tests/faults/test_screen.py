@@ -25,6 +25,7 @@ from tests.faults.conftest import (
     status,
     warnings,
 )
+from tests.matrix import slow
 from vitctl.cli.show.render import Screen
 from vitctl.engine.journal import append_record, never_raising, read_records
 from vitctl.launch.launcher import Follower
@@ -86,7 +87,7 @@ def test_terminal__progress_is_drawn_and_its_codes_are_not_shown(tiny_data: Path
     assert b"\\x1b" not in shown and b"\\x0d" not in shown
 
 
-@pytest.mark.parametrize("ignoring", [False, True], ids=["saves and ends", "nohup continues"])
+@pytest.mark.parametrize("ignoring", [False, *slow(True)], ids=["saves and ends", "nohup continues"])
 def test_closed_terminal(tiny_data: Path, straight: Path, tmp_path: Path, ignoring: bool) -> None:
     folder = tmp_path / "run"
     process, ours = on_a_terminal(paced(command(folder, tiny_data)), ignoring=ignoring)
@@ -179,7 +180,7 @@ def test_follower__foreign_lines_and_a_folder_in_place_of_the_log_end_nothing(tm
     assert [record["kind"] for record in seen] == ["train"]
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", *slow("1")])
 def test_full__a_disk_that_takes_a_part_of_a_text_is_an_error(unbuffered: str, tmp_path: Path) -> None:
     """With PYTHONUNBUFFERED Python silently drops the rest of a short write; a limit of the file size causes
     one.

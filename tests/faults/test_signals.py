@@ -162,7 +162,7 @@ MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
 }
 
 
-@pytest.mark.parametrize(("moment", "number"), few(MOMENTS, "training", "few-shot solve", "saving, weights"))
+@pytest.mark.parametrize(("moment", "number"), few(MOMENTS, "training", "saving, weights"))
 def test_pretrain__resumes_bit_for_bit(
     vitctl: Vitctl,
     hit: Hit,
@@ -209,7 +209,7 @@ JOBS: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
 }
 
 
-@pytest.mark.parametrize(("job", "moment", "number"), few(JOBS, "evaluate", "fewshot, features", "finetune"))
+@pytest.mark.parametrize(("job", "moment", "number"), few(JOBS, "fewshot, features", "finetune"))
 def test_job__resumes_to_the_same_result(
     vitctl: Vitctl,
     hit: Hit,
@@ -274,7 +274,7 @@ DATA: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
 }
 
 
-@pytest.mark.parametrize(("line", "moment", "number"), few(DATA, "shards", "check", "dedup, pictures"))
+@pytest.mark.parametrize(("line", "moment", "number"), few(DATA, "shards"))
 def test_data__ends_at_once_and_leaves_nothing_half_written(
     vitctl: Vitctl,
     hit: Hit,
@@ -410,6 +410,7 @@ def test_nohup__what_was_ignored_stays_ignored() -> None:
     assert output_of(code, preexec_fn=ignore) == (0, "False\n")
 
 
+@pytest.mark.slow
 def test_signal__to_the_whole_group_does_not_kill_loader_workers(
     tiny_data: Path, straight: Path, tmp_path: Path
 ) -> None:

@@ -143,7 +143,8 @@ FEWSHOT = (labels_shifted, two_images_exchanged, another_image_left_out)  # what
 
 @pytest.mark.parametrize(
     ("job", "row"),
-    [("evaluate", row) for row in TABLE]
+    [("evaluate", row) for row in TABLE[:2]]
+    + slow(*(("evaluate", row) for row in TABLE[2:]))
     + slow(*(("fewshot", row) for row in TABLE if row.tamper in FEWSHOT)),
     ids=lambda given: given if isinstance(given, str) else given.tamper.__name__,
 )
@@ -164,7 +165,7 @@ def test_scores(row: Row, job: str, speck: Path, data: Path, tmp_path: Path) -> 
     assert any(row.compare in reason for reason in compare_runs([tmp_path / "one", tmp_path / "two"]).reasons)
 
 
-@pytest.mark.parametrize("row", [*TABLE[:3], *slow(*TABLE[3:])], ids=lambda row: row.tamper.__name__)
+@pytest.mark.parametrize("row", [*TABLE[:1], *slow(*TABLE[1:])], ids=lambda row: row.tamper.__name__)
 def test_pretraining(row: Row, data: Path, tmp_path: Path) -> None:
     small = {"schedule.total_steps": 1, "schedule.warmup_steps": 0, "data.path": str(data), "model.depth": 1}
     for split in SPLITS:

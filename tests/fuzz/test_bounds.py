@@ -24,7 +24,7 @@ from vitctl.errors import DataError, VitctlError
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.sweep import find_sweep
 
-EXAMPLES = [40, pytest.param(1500, marks=pytest.mark.slow)]
+EXAMPLES = [20, pytest.param(1500, marks=pytest.mark.slow)]
 
 
 def outcome(read: Callable[[], object]) -> str:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from tests.data.conftest import MakeSplit
 from tests.fuzz.mutate import fuzz, mutated
+from tests.matrix import slow
 from vitctl.data.images.decode import BadSample, decode, open_picture
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.inspect.check_shards import verify_index
@@ -151,7 +152,7 @@ def corrupt(data: bytes, how: int, rng: np.random.Generator) -> bytes:
     return data[:keep] + bytes(len(data) - keep)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, *slow(2)])
 def test_corruptions__are_counted_one_by_one(tmp_path: Path, num_workers: int) -> None:
     rng = np.random.default_rng(7)
     files = pictures()[:4]  # JPEG and PNG

@@ -23,7 +23,7 @@ from vitctl.launch.run_folder import LOGS, read_status
 from vitctl.report.compare import compare_runs
 from vitctl.system.text import has_control
 
-EXAMPLES = [50, pytest.param(2000, marks=pytest.mark.slow)]
+EXAMPLES = [20, pytest.param(2000, marks=pytest.mark.slow)]
 STATE_OF_A_RUN = {
     "format": FORMAT,
     "step": 3,

@@ -24,7 +24,7 @@ from vitctl.data.writer.intake import read_item
 from vitctl.errors import DataError
 from vitctl.system.files import parsing
 
-EXAMPLES = [25, pytest.param(1000, marks=pytest.mark.slow)]
+EXAMPLES = [10, pytest.param(1000, marks=pytest.mark.slow)]
 
 
 def _png(number: int) -> bytes:

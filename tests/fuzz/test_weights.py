@@ -24,7 +24,7 @@ from vitctl.models.weights.header import read_network
 from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.system.text import has_control
 
-EXAMPLES = [60, pytest.param(3000, marks=pytest.mark.slow)]
+EXAMPLES = [25, pytest.param(3000, marks=pytest.mark.slow)]
 CONFIG = ViTConfig(patch_size=4, hidden_size=8, depth=1, mlp_size=8, num_heads=2, image_size=8, num_classes=3)
 STATE = {name: tensor.numpy() for name, tensor in build(CONFIG).state_dict().items()}
 HEADER = {

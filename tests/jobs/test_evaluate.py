@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import f1_score
 
+from tests.matrix import each, slow
 from tests.trained import Job
 from vitctl import load_classifier, open_split
 from vitctl.data.shards.index import read_index
@@ -52,7 +53,7 @@ def test_evaluate__the_averaged_weights_give_the_accuracy_of_their_run(
     assert f'"path": "{ema}"' in (tmp_path / "run" / "log.jsonl").read_text()
 
 
-@pytest.mark.parametrize("batch_size", [1, 500])
+@pytest.mark.parametrize("batch_size", [1, *slow(500)])
 def test_evaluate__batch_size_does_not_matter(job: Job, batch_size: int) -> None:
     metrics = job("evaluate", **{"evaluation.batch_size": batch_size})["metrics"]
     assert metrics["total"] == 23
@@ -111,7 +112,7 @@ CROPPED = {"image_size": 224, "eval_method": "shorter_side", "eval_resize": 256,
 SQUARE = {"image_size": 384, "eval_method": "square", "eval_resize": 0, "resample": "bilinear"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("stored", "values", "expected"),
     [
         (CROPPED, {}, (224, "shorter_side", 256, "area")),

@@ -6,6 +6,7 @@ import csv
 import shutil
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from tests.conftest import TINY
 from tests.data.old_index import forget_tables
+from tests.matrix import spread
 from tests.models.tiny_models import VIT
 from tests.models.weights.conftest import META
 from tests.trained import CPU, SMALL, do
@@ -57,8 +59,10 @@ def of(label: int) -> str:
 
 
 @pytest.mark.parametrize("label", [NONE, BEYOND])
-@pytest.mark.parametrize("split", ["train", "test"])
-@pytest.mark.parametrize("job", ["pretrain", "finetune", "evaluate", "fewshot"])
+@pytest.mark.parametrize(
+    ("job", "split"),
+    spread(4, product(["pretrain", "finetune", "evaluate", "fewshot"], ["train", "test"]), 1),
+)
 def test_jobs__refuse_labels_that_mean_nothing(
     pretrained: Path, tmp_path: Path, job: str, split: str, label: int
 ) -> None:

@@ -123,6 +123,7 @@ print(plan_training(load_recipe("finetune", from_run).recipe).steps)
 """
 
 
+@pytest.mark.slow
 def test_plan_training__needs_no_torch(pretrained: Path, tiny_data: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_TORCH, str(pretrained), str(tiny_data)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -112,7 +112,9 @@ def onnx_file(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model.onnx"
 
 
-@pytest.mark.parametrize(("precision", "batch_size"), [("float32", 10), ("float64", 23), ("bf16", 256)])
+@pytest.mark.parametrize(
+    ("precision", "batch_size"), [("float32", 10), ("bf16", 256), *slow(("float64", 23))]
+)
 def test_predict__gives_the_logits_of_evaluate_bit_for_bit(
     job: Job, trained: Path, extracted: list[Path], precision: str, batch_size: int
 ) -> None:
@@ -255,6 +257,7 @@ def test_flip_average__is_the_mean_of_the_logits_of_an_image_and_its_mirror_imag
         logits(file, extracted, **averaged)
 
 
+@pytest.mark.slow
 def test_openvino__runs_the_file_as_it_is(onnx_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino_telemetry", None)  # it would report to its maker
     openvino = pytest.importorskip("openvino")

@@ -111,7 +111,7 @@ def test_probe__linear_layers_as_in_dinov2(job: Job) -> None:
     assert list(given["linear"]["held_out_by_head"]) == ["classifier input"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float32, *slow(torch.float64)])
 def test_probe__the_chosen_layer_is_trained_on_all_images(job: Job, tiny_data, tmp_path, dtype) -> None:
     values = {"probe.method": "linear", "probe.steps": 30, "probe.lrs": (0.01, 0.1), "probe.blocks": ()}
     values |= {"probe.float64": dtype == torch.float64, "probe.cache": str(tmp_path / "cache"), "seed": 3}
@@ -131,7 +131,7 @@ def test_probe__the_chosen_layer_is_trained_on_all_images(job: Job, tiny_data, t
 SHOWN = {"data.eval_method": "torchvision", "data.eval_resize": 21, "data.eval_resample": "bicubic_antialias"}
 
 
-@pytest.mark.parametrize("name", ["probe", "fewshot"])
+@pytest.mark.parametrize("name", ["fewshot", *slow("probe")])
 @pytest.mark.parametrize(("precision", "off"), [("float32", 1e-5), *slow(("bf16", 0.05))])
 @pytest.mark.parametrize(
     "shown", [SHOWN, {"data.eval_method": "letterbox", "weights.preprocess": "imagenet"}]
@@ -156,7 +156,7 @@ def test_frozen_features__are_those_of_predict(
         assert (told - found).abs().max() <= most * told.std()
 
 
-@pytest.mark.parametrize(("value", "place"), [(0.999, "below"), (0.001, "above")])
+@pytest.mark.parametrize(("value", "place"), [(0.999, "below"), *slow((0.001, "above"))])
 def test_probe__best_head_is_compared_with_known(job: Job, tmp_path, value: float, place: str) -> None:
     known = {"source": "a test", "length": 1.0, "num_classes": 6, "points": [{"at": 1.0, "value": value}]}
     more = {f"known.{key}": one for key, one in known.items()}

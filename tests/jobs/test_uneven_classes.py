@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY, Run, checkpoint, records, run_as, step_images
+from tests.matrix import slow
 from tests.trained import Job, do
 from tests.verify.conftest import longer
 from vitctl.data.datasets.readers import shapes
@@ -211,7 +212,7 @@ def test_patience__stops_by_the_deciding_metric(run: Run, scored: Fake) -> None:
     assert [one.text for _, one in verify(folder) if one.state in FAILS] == []
 
 
-@pytest.mark.parametrize("killed_in", ["save", "report"])
+@pytest.mark.parametrize("killed_in", ["save", *slow("report")])
 def test_patience__killed_at_the_deciding_score_it_stops_there_again(
     run: Run, scored: Fake, monkeypatch: pytest.MonkeyPatch, killed_in: str, tmp_path: Path
 ) -> None:

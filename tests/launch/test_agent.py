@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.conftest import Load
+from tests.matrix import each
 from vitctl.errors import LaunchError
 from vitctl.launch.agent import CONFIG, accelerate_arguments, check_spread, own_address, parse_nodes
 from vitctl.launch.cluster import LaunchConfig
@@ -27,9 +28,7 @@ def test_parse_nodes(text: str, config: LaunchConfig) -> None:
     assert parse_nodes(text, 3) == config
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0", "two", "2@", "2@a b", "2@host:", "2@host:70000", "2@host:0", "-1@host", "2"]
-)
+@each("text", ["", "0", "two", "2@", "2@a b", "2@host:", "2@host:70000", "2@host:0", "-1@host", "2"])
 def test_parse_nodes__refuses(text: str) -> None:
     with pytest.raises(LaunchError, match=r"--nodes.*such as --nodes 2@gpu01:29400"):
         parse_nodes(text)

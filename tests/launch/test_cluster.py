@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import warm
+from tests.matrix import each
 from vitctl.errors import LaunchError
 from vitctl.launch.cluster import (
     FIRST_PORT,
@@ -166,7 +167,7 @@ def test_first_host__refuses(text: str) -> None:
         first_host(text)
 
 
-@pytest.mark.parametrize(
+@each(
     "env",
     [
         {"RANK": "abc", "WORLD_SIZE": "2"},
@@ -309,7 +310,7 @@ def test_parse__reads_every_word() -> None:
     assert Job.parse("time=0").time == "0"  # no limit
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "key"),
     [
         ("nodes=4", "time is missing"),

@@ -82,17 +82,17 @@ def test_transfer__refuses_a_position_embedding_of_another_grid(tiny: ViTConfig,
 
 
 def test_transfer__moves_the_body_of_every_family(
-    family: Config, random_model: MakeModel, images_for: Callable[..., torch.Tensor]
+    kind: Config, random_model: MakeModel, images_for: Callable[..., torch.Tensor]
 ) -> None:
-    rep = {"representation_size": 0} if isinstance(family, ViTConfig) else {}
-    source, target = replace(family, num_classes=9), replace(family, num_classes=7, **rep)
+    rep = {"representation_size": 0} if isinstance(kind, ViTConfig) else {}
+    source, target = replace(kind, num_classes=9), replace(kind, num_classes=7, **rep)
     pretrained, model = random_model(source), build(target, dtype=torch.float64).eval()
     lines = transfer(model, source, pretrained.state_dict())
     assert lines[0] == f"body: {len(model.state_dict()) - 2} tensors loaded"
     assert lines[-1].endswith("dropped, new zero head with 7 classes")
-    images = images_for(family)
+    images = images_for(kind)
     assert torch.equal(model(images), torch.zeros(3, 7, dtype=torch.float64))
-    if not (rep and family.representation_size):
+    if not (rep and kind.representation_size):
         assert torch.equal(model.features(images), pretrained.features(images))
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.matrix import each
 from tests.models.tiny_models import TINY
 from vitctl.errors import RecipeError
 from vitctl.models.variants import HybridConfig, ResNetConfig, ViTConfig, channels, sides, stages, variant
@@ -28,7 +29,7 @@ def test_config__has_the_eight_cells_of_table_8_and_no_other(tiny: ViTConfig) ->
             assert str(error.value) == words
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "wrong", "words"),
     [
         ("vit", {"position_embedding": "rotary"}, "2d, relative, relative_bias, sincos, not 'rotary'"),

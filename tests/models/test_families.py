@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.matrix import slow
+from tests.matrix import few, slow
 from tests.models.numpy_reference import Array, forward
+from tests.models.tiny_models import TINY
 from vitctl.models.build import Model, build
 from vitctl.models.kernels import set_attention
 from vitctl.models.variants import Config, ViTConfig
@@ -26,7 +27,7 @@ def weights_of(model: Model) -> dict[str, Array]:
     return {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize(("dtype", "share"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float64, 1e-10), *slow((torch.float32, 1e-5))])
 def test_forward__equals_an_independent_numpy_model(
     family: Config, random_model: MakeModel, images_for: MakeImages, dtype: torch.dtype, share: float
 ) -> None:
@@ -60,10 +61,10 @@ def test_forward__images_do_not_see_each_other(
 
 
 def test_backward__reaches_every_weight_with_finite_gradients(
-    family: Config, random_model: MakeModel, images_for: MakeImages
+    kind: Config, random_model: MakeModel, images_for: MakeImages
 ) -> None:
-    model = random_model(family, torch.float32).train()
-    model(images_for(family, dtype=torch.float32)).square().sum().backward()
+    model = random_model(kind, torch.float32).train()
+    model(images_for(kind, dtype=torch.float32)).square().sum().backward()
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
     assert len(gradients) == len(model.state_dict())
     assert [
@@ -79,6 +80,7 @@ def test_backward__is_finite_from_the_first_step_on(kind: Config, images_for: Ma
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
 
 
+@pytest.mark.parametrize("kind", few([*TINY], "vit", "hybrid"), indirect=True)
 def test_training__loss_falls_in_20_steps(kind: Config, images_for: MakeImages) -> None:
     model, images = build(kind, seed=1), images_for(kind, batch=8, dtype=torch.float32)
     labels = torch.arange(8) % 5
@@ -130,9 +132,9 @@ def test_checkpoint_blocks__keeps_less(kind: Config, images_for: MakeImages) -> 
 
 
 def test_attention__plain_products_equal_the_fused_kernel(
-    family: Config, random_model: MakeModel, images_for: MakeImages
+    kind: Config, random_model: MakeModel, images_for: MakeImages
 ) -> None:
-    model, images = random_model(family), images_for(family)
+    model, images = random_model(kind), images_for(kind)
     fused = model(images)
     set_attention(model, "math")
     assert (model(images) - fused).abs().max() < 1e-11 * fused.std()
@@ -148,9 +150,10 @@ def test_forward__in_bf16_autocast_stays_near_float32(
     assert 0 < (rounded.float() - exact).abs().max() < 0.1 * exact.std() + 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
-    ["axial", *slow("relative", "hybrid", "2d", "dinov3", "beit", "siglip", "resnet v2", "axial resnet")],
+    ["axial", "relative", "hybrid", "2d", "dinov3", "beit", "siglip", "resnet v2", "axial resnet"],
     indirect=True,
 )
 def test_forward__compiles_as_one_graph(

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.matrix import slow
+from tests.matrix import slow, spread
 from tests.models.tiny_models import MASKED, TINY
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import build
@@ -38,7 +38,11 @@ COMPILED = ("vit", "hybrid", "axial", "resnet v1", "masked, downsized")
 
 @pytest.mark.parametrize(
     ("name", "compiled"),
-    [*((name, False) for name in FAMILIES), ("vit", True), *slow(*((name, True) for name in COMPILED[1:]))],
+    [
+        *spread(6, [(name, False) for name in FAMILIES]),
+        ("vit", True),
+        *slow(*((name, True) for name in COMPILED[1:])),
+    ],
 )
 def test_head__is_computed_in_float32_under_autocast(name: str, compiled: bool) -> None:
     config = FAMILIES[name]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.matrix import slow
 from tests.models.tiny_models import TINY, VIT
 from vitctl.engine.checkpoint import parts
 from vitctl.engine.optimizer import build_optimizer
@@ -53,8 +54,8 @@ def plain(model: Model) -> Model:
     return other
 
 
-@pytest.mark.parametrize("name", ["vit", "hybrid", "gap", "relative"])
-@pytest.mark.parametrize("targets", [("q", "v"), ("k",), ALL], ids=str)
+@pytest.mark.parametrize("name", ["vit", "hybrid", *slow("gap", "relative")])
+@pytest.mark.parametrize("targets", [ALL, *slow((("q", "v"),), (("k",),))], ids=str)
 def test_stored_weights__are_merged_and_compute_the_same(name: str, targets: tuple[str, ...]) -> None:
     model = adapted(name, targets)
     merged = plain(model).eval()
@@ -126,6 +127,7 @@ def test_dropout__is_of_the_inputs_of_adapters() -> None:
     assert torch.equal(model.eval()(IMAGES), plain(model).eval()(IMAGES))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's tracing
 def test_compiled__layers_of_a_kind_share_a_graph() -> None:
     """A class for each layer was a graph for each: 24 for 12 blocks, and L/16 passed torch's limit."""
@@ -149,7 +151,7 @@ def test_compiled__computes_the_same() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks for it
-@pytest.mark.parametrize("targets", [("q", "v"), ALL], ids=str)
+@pytest.mark.parametrize("targets", [("q", "v"), *slow((ALL,))], ids=str)
 def test_peft__the_same_logits_before_and_after_steps(targets: tuple[str, ...], tmp_path: Path) -> None:
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     model = adapted(targets=targets)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.models.tiny_models import TINY
+from tests.matrix import few
+from tests.models.tiny_models import OF_EACH_KIND, TINY
 from vitctl.models import kernels
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import build
@@ -17,7 +18,7 @@ needs_bf16 = pytest.mark.skipif(
 
 
 @needs_bf16
-@pytest.mark.parametrize("name", sorted(TINY))
+@pytest.mark.parametrize("name", few(sorted(TINY), *OF_EACH_KIND))
 def test_packed_weights_compute_what_weights_do(name: str) -> None:
     model = build(TINY[name]).eval()
     torch.manual_seed(0)

@@ -1,11 +1,10 @@
 """Peak rates by the names that torch gives devices."""
 
-import pytest
-
+from tests.matrix import each
 from vitctl.models.flops import bf16_tflops
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "tflops"),
     [
         ("NVIDIA GB200", 2500.0),
@@ -39,7 +38,7 @@ def test_bf16_tflops__of_the_device_that_torch_names(name: str, tflops: float) -
     assert bf16_tflops(name) == tflops
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         "Tesla V100-SXM2-16GB",

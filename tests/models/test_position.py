@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.matrix import each
 from vitctl.errors import CheckpointError
 from vitctl.models.build import resize_axis, resize_position_embedding
 from vitctl.models.positions import grid_table, relative_logits
@@ -17,8 +18,8 @@ def random_table(side: int, prefix: int, dtype: torch.dtype = torch.float64) -> 
     return torch.randn(1, prefix + side * side, 6, generator=generator, dtype=torch.float64).to(dtype)
 
 
-@pytest.mark.parametrize("prefix", [0, 1, 2])
-@pytest.mark.parametrize(("old", "new"), PAPER_PAIRS + PATCH_8_PAIRS)
+@each("prefix", [0, 1, 2])
+@each(("old", "new"), PAPER_PAIRS + PATCH_8_PAIRS)
 def test_zoom__equals_scipy(old: int, new: int, prefix: int) -> None:
     from scipy.ndimage import zoom
 

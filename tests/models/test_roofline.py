@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import ROOT
+from tests.matrix import each
 from vitctl.errors import RecipeError
 from vitctl.models.flops import PEAK_TFLOPS, computed_flops, count_parameters, forward_flops
 from vitctl.models.kernels import AttentionKernel, set_attention
@@ -41,8 +42,8 @@ def of(kind: Kind, config: ViTConfig, step: Step, what: str = "bytes") -> float:
     return sum(getattr(one, what) * one.times for one in chosen)
 
 
-@pytest.mark.parametrize("name", ["Ti/16", "B/16", "H/14"])
-@pytest.mark.parametrize(
+@each("name", ["Ti/16", "B/16", "H/14"])
+@each(
     "values",
     [
         {"classifier": "token", "representation_size": 64},
@@ -292,7 +293,7 @@ def test_published_rates_of_training_are_within_three_tenths(
     assert estimate(config, "GeForce RTX 3090", step).images_per_second == pytest.approx(rate, rel=0.3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "row"),
     [
         ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
@@ -312,7 +313,7 @@ def test_find_device__by_the_names_of_drivers_and_of_people(name: str, row: str)
     assert find_device(name) == row
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         "",

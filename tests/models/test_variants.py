@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.matrix import each
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.models.variants import (
     HYBRIDS,
@@ -101,7 +102,7 @@ def test_config__grid_drops_the_remainder(size: int, patch: int, grid: int) -> N
     assert replace(config, classifier="gap").num_tokens == grid * grid
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "words"),
     [
         ({"num_heads": 5}, "model: hidden_size 768 is not a multiple of num_heads 5"),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.matrix import each
 from vitctl.errors import RecipeError
 from vitctl.jobs.inputs.checks import check_choices
 from vitctl.recipe.load import Override, load_recipe, parse_override, recipe_names
@@ -34,7 +35,7 @@ def test_idle__refused_alone_but_not_with_what_it_belongs_to_nor_in_an_earlier_r
     check_choices(load_recipe(SHIPPED[job], [(key, value), *needs.items()]))
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@each("name", recipe_names())
 def test_idle__no_shipped_recipe_has_one(name: str) -> None:
     assert idle_keys(load_recipe(name).recipe) == {}
 

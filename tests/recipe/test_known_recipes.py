@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.matrix import each, slow
 from tests.trained import do
 from vitctl.jobs.plan import plan_training
 from vitctl.recipe.known import Comparison, bands
@@ -121,7 +122,7 @@ def values_of(name: str) -> dict[str, Any]:
     return {"optimizer.layer_decay": 1.0, **values}
 
 
-@pytest.mark.parametrize("name", TABLE)
+@each("name", TABLE)
 def test_recipe__has_the_published_numbers(name: str) -> None:
     *settings, accuracy, spread = TABLE[name]
     values = values_of(name)
@@ -147,9 +148,7 @@ TIMMS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in TABLE if name.startswith(("mae", "eva02", "beit2", "deit3"))]
-)
+@each("name", [name for name in TABLE if name.startswith(("mae", "eva02", "beit2", "deit3"))])
 def test_recipe__crops_and_distorts_as_timms_program(name: str) -> None:
     """rand-m9-mstd0.5-inc1 in all but DeiT III; BEiT decays its tables of positions, as its authors do."""
     wanted = {key: value for key, value in TIMMS.items() if "rand" not in key or name[:4] != "deit"}
@@ -226,7 +225,9 @@ def test_flowers__band_is_wider_than_a_range_of_two_images() -> None:
     assert flowers == pytest.approx(np.median(list(shares.values())), rel=0.05)
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("cifar10_vit", 2.7e6), ("cifar10_vit_lite", 3.717e6)])
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("cifar10_vit_lite", 3.717e6), *slow(("cifar10_vit", 2.7e6))]
+)
 def test_cifar10__networks_and_bands_of_10000_images(name: str, parameters: float, tmp_path: Path) -> None:
     """The sizes that the authors print, three steps on noise, and a band wider than the sampling error."""
     recipe = load_recipe(name).recipe

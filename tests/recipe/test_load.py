@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY
+from tests.matrix import each
 from vitctl.errors import RecipeError
 from vitctl.recipe.load import (
     Override,
@@ -97,7 +98,7 @@ def test_load_recipe__names_every_problem_at_once(tmp_path: Path) -> None:
         assert line in said
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "said"),
     [
         (("total_steps = 4", ""), "set exactly one of schedule.total_steps and schedule.total_epochs"),
@@ -214,7 +215,7 @@ def test_dotted_and_quoted_keys__have_their_line(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "value"),
     [
         ("a.b=1", 1),
@@ -244,7 +245,7 @@ def test_parse_override__refuses(text: str) -> None:
         parse_override(text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("override", "said"),
     [
         ("optimizer.lr.x=1", "--set optimizer.lr.x: 'lr' is a value, not a section"),

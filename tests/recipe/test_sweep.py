@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.matrix import each, slow
 from vitctl.errors import RecipeError
 from vitctl.models.variants import variant
 from vitctl.recipe.load import Override, load_recipe
@@ -41,7 +42,7 @@ def test_parse_axis__refuses(text: str) -> None:
         parse_axis(text)
 
 
-@pytest.mark.parametrize("name", ["fig3_in1k", "fig3_in21k"])
+@pytest.mark.parametrize("name", ["fig3_in1k", *slow("fig3_in21k")])
 def test_fig_3__chooses_on_images_that_no_recipe_reports(name: str) -> None:
     """Weight decay, dropout and smoothing are chosen by the accuracy of their runs."""
     cells = expand_sweep(find_sweep(name), {}, ())
@@ -158,7 +159,7 @@ def test_spread__cells_and_grid_may_not_share_a_key(tmp_path: Path) -> None:
         expand_sweep(found, {}, [])
 
 
-@pytest.mark.parametrize("name", sweep_names())
+@each("name", sweep_names())
 def test_shipped_sweeps__every_run_is_a_sound_recipe(name: str) -> None:
     found = find_sweep(name)
     assert len(found.note) > 20

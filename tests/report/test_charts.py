@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.matrix import each
 from vitctl.report.charts import (
     HEIGHT,
     MOST_POINTS,
@@ -45,7 +46,7 @@ def test_axis__positions_are_linear_or_logarithmic_and_shares_end_at_one() -> No
     assert axis([0.31, 0.98], 0, 1, most=1.0).ticks[-1] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "unit", "text", "tick"),
     [
         (0.9732, "percent", "97.32%", "97.32%"),

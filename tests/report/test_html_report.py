@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import TINY
+from tests.matrix import slow
 from tests.report.conftest import made_up, vtab_result
 from tests.trained import do
 from vitctl.data.datasets.catalog import open_split
@@ -122,7 +123,7 @@ def test_page__its_predictions_are_those_of_evaluate(trained: Path, tiny_data: P
     assert "5 of the 23 images" in few.remark
 
 
-@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+@pytest.mark.parametrize("ending", [".csv", *slow(".parquet")])
 def test_wrong_answers__are_those_of_the_evaluation_the_most_confident_first(
     trained: Path, tiny_data: Path, tmp_path: Path, ending: str
 ) -> None:

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.matrix import slow
 from vitctl.system.figures import can_plot, new_figure, plain_axes, save_figure
 
 pytestmark = pytest.mark.skipif(not can_plot(), reason="matplotlib is not installed")
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.svg", "a.PNG"])
+@pytest.mark.parametrize("name", ["a.svg", "a.PNG", *slow("a.png")])
 def test_save__gives_the_same_bytes_and_nothing_beside(name: str, tmp_path: Path) -> None:
     found = []
     for _ in range(2):

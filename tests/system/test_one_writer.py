@@ -2,11 +2,10 @@
 
 import ast
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "vitctl"
+from tests.sources import trees
 
 MOVES = {
     "system/files.py:atomic_write": "the one writer",
@@ -49,16 +48,25 @@ _READ_ONLY = {"os.O_RDONLY", "os.O_CLOEXEC", "os.O_NONBLOCK", "os.O_DIRECTORY", 
 @cache
 def calls() -> list[tuple[str, ast.Call, str]]:
     """The place, by functions around it, the call and the called name of every call in the package."""
-    found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        for function in ast.walk(tree):
-            if isinstance(function, ast.FunctionDef):
-                place = f"{path.relative_to(PACKAGE)}:{function.name}"
-                for node in ast.walk(function):
-                    if isinstance(node, ast.Call):
-                        found.append((place, node, ast.unparse(node.func)))
+    found = list[tuple[str, ast.Call, str]]()
+    for file, tree in trees().items():
+        left: list[tuple[ast.AST, tuple[str, ...]]] = [(tree, ())]
+        while left:
+            node, around = left.pop()
+            if isinstance(node, ast.FunctionDef):
+                around = (*around, f"{file}:{node.name}")
+            if isinstance(node, ast.Call) and around:
+                name = dotted(node.func)
+                found += [(place, node, name) for place in around]
+            left += [(one, around) for one in ast.iter_child_nodes(node)]
     return found
+
+
+def dotted(called: ast.expr) -> str:
+    """The called name; of what is no name, as of a call's result, only what follows it."""
+    if isinstance(called, ast.Attribute):
+        return f"{dotted(called.value)}.{called.attr}"
+    return called.id if isinstance(called, ast.Name) else ""
 
 
 def is_move(call: ast.Call, name: str) -> bool:

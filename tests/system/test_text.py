@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.matrix import each
 from vitctl.system.text import (
     bytes_text,
     count_text,
@@ -20,7 +21,7 @@ from vitctl.system.text import (
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "shown"),
     [
         ("cat", "cat"),

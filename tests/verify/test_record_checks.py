@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.matrix import slow, spread
 from tests.verify.conftest import (
     LAST,
     Train,
@@ -162,7 +163,9 @@ HARMS += [
 ]
 
 
-@pytest.mark.parametrize(("harm", "what", "text"), [one[1:] for one in HARMS], ids=[one[0] for one in HARMS])
+@pytest.mark.parametrize(
+    ("harm", "what", "text"), spread(12, [one[1:] for one in HARMS]), ids=[one[0] for one in HARMS]
+)
 def test_harm__is_found_and_the_file_named(copy: Path, harm: Harm, what: str, text: str) -> None:
     harm(copy)
     texts = [line for thing, line in found(copy) if thing == what]
@@ -214,10 +217,8 @@ def zeros(path: Path) -> None:
     ("name", "harm"),
     [
         ("log.jsonl", fifo),
-        ("steps.jsonl", zeros),
-        ("result.json", fifo),
         ("result.json", zeros),
-        (f"{LAST}/ema.safetensors", fifo),
+        *slow(("steps.jsonl", zeros), ("result.json", fifo), (f"{LAST}/ema.safetensors", fifo)),
     ],
 )
 def test_what_is_not_a_file__differs_and_nothing_waits(copy: Path, name: str, harm: Harm) -> None:

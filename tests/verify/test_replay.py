@@ -14,6 +14,7 @@ import pytest
 from torch import Tensor
 
 from tests.conftest import TINY, batch_keys, run_as_two, two_processes
+from tests.matrix import slow
 from tests.trained import Job
 from tests.verify.conftest import (
     LAST,
@@ -52,15 +53,14 @@ EQUAL = [("ok", "steps 1 to 12: equal, bit for bit")]
     "values",
     [
         {"data.mixup_alpha": 0.4, "data.cutmix_alpha": 1.0, "machine.micro_batch": 7, "machine.workers": 1},
-        {
-            "loss.name": "masked_patch",
-            "model.pre_logits": False,
-            "model.head_bias": 0.0,
-            "data.eval_split": "",
-        },
-        pytest.param(
+        *slow(
+            {
+                "loss.name": "masked_patch",
+                "model.pre_logits": False,
+                "model.head_bias": 0.0,
+                "data.eval_split": "",
+            },
             {"optimizer.name": "sgd", "machine.precision": "float32", "log.every_steps": 5},
-            marks=pytest.mark.slow,
         ),
     ],
     ids=["mixing", "masked", "sgd"],
@@ -72,6 +72,7 @@ def test_honest_run__is_equal_bit_for_bit(train: Train, values: dict[str, Any]) 
     assert [(one.state, one.text) for one in findings if one.what == "replay"] == EQUAL
 
 
+@pytest.mark.slow
 def test_honest_run__its_steps_are_equal_bit_for_bit(finished: Path) -> None:
     assert found(finished, steps="all", scores=True) == []
     assert said(finished, "replay", steps="9") == [("ok", "step 9: equal, bit for bit")]

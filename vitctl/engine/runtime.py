@@ -763,7 +763,11 @@ def best_precision(cpu: bool) -> str:
 
 def seed_step(seed: int, step: int, part: int) -> None:
     """Seed dropout by (seed, step, part), so that a resume draws the same masks; part: a rank or a leaf."""
-    torch.manual_seed((seed * MIX + step * 1_000_003 + part) % 2**63)
+    number = (seed * MIX + step * 1_000_003 + part) % 2**63
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.manual_seed(number)
+    else:  # `torch.manual_seed` would note the stack of calls for each kind of GPU that is not there
+        torch.default_generator.manual_seed(number)
 
 
 def num_workers(machine: Machine, device: torch.device, num_processes: int) -> int:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.data.conftest import store
 from tests.data.datasets.conftest import BY_NAME, SPLITS, TASK, keys_of, plant, write
+from tests.matrix import each
 from vitctl.data.datasets.catalog import (
     TORCHVISION_SETS,
     find_data_set,
@@ -278,7 +279,7 @@ def test_export_shards__stand_in_for_the_whole_set(root: Path, tmp_path: Path) -
         open_split("train", dataset="dtd", root=str(tmp_path))
 
 
-@pytest.mark.parametrize("task", VTAB, ids=lambda task: task.name)
+@each("task", VTAB)
 def test_in_vtab1k__knows_every_tasks_splits(task: object) -> None:
     row = BY_NAME[task.name]  # type: ignore[attr-defined]
     assert in_vtab1k(row.train, row.data_set) == "train800+val200"

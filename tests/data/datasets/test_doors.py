@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.cli.conftest import Vitctl, vitctl  # noqa: F401
 from tests.docs.conftest import photo
-from tests.matrix import few, slow
+from tests.matrix import few, slow, spread
 from tests.trained import CPU, SMALL
 from vitctl.cli.data_commands import shards_of
 from vitctl.cli.run_job import with_shards
@@ -150,7 +150,7 @@ def test_door__has_the_same_images_and_classes_in_commands_and_in_python(
     assert held(source.parent) == before
 
 
-@pytest.mark.parametrize("door", few(DOORS.keys(), "folders", "imagefolder", "tar.gz"))
+@pytest.mark.parametrize("door", few(DOORS.keys(), "folders"))
 def test_door__of_jobs_and_bench_is_the_same_shards(
     door: str, tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +192,7 @@ def bytes_of(shards: Path) -> dict[str, bytes]:
     return {str(path.relative_to(shards)): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("door", few(["folders", "imagefolder", "zip"], "folders", "zip"))
+@pytest.mark.parametrize("door", few(["folders", "imagefolder", "zip"], "folders"))
 def test_photographs__of_which_some_changed_are_not_all_decoded_and_the_shards_are_as_if_they_were(
     door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -456,7 +456,7 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("kind", WORDS)
+@pytest.mark.parametrize("kind", spread(2, WORDS))
 def test_webdataset__texts_are_classes_in_the_order_of_folders(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -614,6 +614,7 @@ def test_fingerprint__of_a_table_and_of_an_archive_changes_with_them(tmp_path: P
     assert fingerprint(str(archive)) != before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", ["zip", *slow("imagefolder")])
 def test_command__trains_on_a_door_and_scores_it(
     door: str,

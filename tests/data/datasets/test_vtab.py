@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.data.datasets.conftest import BY_NAME
+from tests.matrix import each, spread
 from vitctl.data.datasets.catalog import find_data_set, known_size
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.datasets.vtab import (
@@ -55,12 +56,12 @@ def test_vtab__nineteen_tasks_in_three_groups_as_published() -> None:
     } == PUBLISHED
 
 
-@pytest.mark.parametrize("task", ALL, ids=lambda task: task.name)
+@each("task", ALL)
 def test_vtab__classes_are_those_of_the_data_set(task: VtabTask) -> None:
     assert task.num_classes == find_data_set(task.data_set).num_classes
 
 
-@pytest.mark.parametrize("task", ALL, ids=lambda task: task.name)
+@each("task", ALL)
 def test_vtab__a_thousand_images_apart_from_the_test(task: VtabTask) -> None:
     sizes = find_data_set(task.data_set).sizes
     (train,), (validation,), (test,) = (
@@ -86,7 +87,7 @@ ALL_KEYS: dict[str, Callable[[], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ALL_KEYS)
+@pytest.mark.parametrize("name", spread(1, ALL_KEYS))
 def test_is_published_train800__proves_the_images_by_their_names(name: str) -> None:
     """Names and counts of the original files are enough; no image is needed."""
     task, keys = BY_NAME[name], ALL_KEYS[name]()
@@ -112,7 +113,7 @@ OTHER_KEYS: dict[str, dict[str, Callable[[], list[str]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OTHER_KEYS)
+@pytest.mark.parametrize("name", spread(2, OTHER_KEYS))
 def test_val200_and_test__digests_follow_from_the_names(name: str) -> None:
     task, keys = BY_NAME[name], {split: make() for split, make in OTHER_KEYS[name].items()}
     assert {split: len(held) for split, held in keys.items()} == find_data_set(name).sizes

@@ -14,6 +14,7 @@ from timm.data import auto_augment
 from timm.data.transforms import CenterCropOrPad, ResizeKeepRatio
 from torchvision.transforms import v2
 
+from tests.matrix import slow, spread
 from vitctl.data.images.augment import (
     OPERATIONS,
     TIMM_OPERATIONS,
@@ -119,7 +120,7 @@ def timms(increasing: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("increasing", [True, False])
-@pytest.mark.parametrize("resample", MANNERS)
+@pytest.mark.parametrize("resample", spread(1, MANNERS))
 @pytest.mark.parametrize("number", range(15))
 def test_timm__every_operation_is_timms_bit_for_bit(
     number: int, resample: Image.Resampling, increasing: bool, monkeypatch: pytest.MonkeyPatch
@@ -215,7 +216,7 @@ def odd_pictures() -> list[np.ndarray]:
     return [flat, (draw(0, 2, shape) * 200).astype(np.uint8), few]
 
 
-@pytest.mark.parametrize("policy", ["imagenet", "cifar10", "svhn", "trivial"])
+@pytest.mark.parametrize("policy", ["imagenet", "cifar10", "trivial", *slow("svhn")])
 def test_auto_augment__is_torchvisions_with_the_same_draws(policy: str) -> None:
     made = (
         v2.TrivialAugmentWide

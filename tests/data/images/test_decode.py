@@ -9,6 +9,7 @@ from PIL import Image, ImageOps
 
 from tests.data.conftest import encoded
 from tests.data.images.tiff_files import tiff
+from tests.matrix import each
 from vitctl.data.images.decode import BadSample, decode, open_picture
 from vitctl.data.images.jpeg import read_header
 from vitctl.data.inspect.duplicates import perceptual_hash
@@ -148,8 +149,8 @@ def by_pillow(data: bytes) -> np.ndarray:
         return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("orientation", range(1, 9))
+@each("form", FORMATS)
+@each("orientation", range(1, 9))
 def test_decode__turns_as_pillow_does(orientation: int, form: str) -> None:
     data = photo(orientation, form)
     assert np.array_equal(decode(data), by_pillow(data))
@@ -161,8 +162,8 @@ def test_decode__leaves_the_pixels_where_it_is_told_to(form: str) -> None:
     assert decode(photo(6, form)).shape != decode(photo(1, form)).shape
 
 
-@pytest.mark.parametrize("options", [{}, {"progressive": True}])
-@pytest.mark.parametrize("orientation", range(1, 9))
+@each("options", [{}, {"progressive": True}])
+@each("orientation", range(1, 9))
 def test_region__equals_the_part_of_the_whole(orientation: int, options: dict[str, bool]) -> None:
     data = photo(orientation, **options)
     whole, rng = by_pillow(data), np.random.default_rng(orientation)

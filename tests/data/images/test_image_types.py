@@ -11,6 +11,7 @@ from PIL import Image
 
 from tests.data import conftest
 from tests.data.images.tiff_files import tiff
+from tests.matrix import each
 from vitctl.data.datasets.readers.class_folder import sort_files
 from vitctl.data.images.decode import BadSample, decode, open_picture, without_heic
 from vitctl.data.images.image_types import IMAGE_EXTENSIONS, exclusion_reason, image_extension
@@ -59,7 +60,7 @@ UNREAD = {
 OTHER = {"P5 is a road\n": ".dat file", "P3 12 of 40": ".dat file", "BM, a note to all of us": ".dat file"}
 
 
-@pytest.mark.parametrize("name", READ)
+@each("name", READ)
 def test_gate__a_format_that_is_read_is_read_everywhere(name: str, tmp_path: Path) -> None:
     data = READ[name]
     extension = image_extension(data)
@@ -77,7 +78,7 @@ def test_gate__a_format_that_is_read_is_read_everywhere(name: str, tmp_path: Pat
         assert {name.rpartition(".")[2] for name in tar.getnames()} == {extension, "cls"}
 
 
-@pytest.mark.parametrize("name", UNREAD)
+@each("name", UNREAD)
 def test_gate__a_format_that_is_not_read_is_named_everywhere(name: str, tmp_path: Path) -> None:
     data, word = UNREAD[name], name.removesuffix(" of another brand").removesuffix(" codestream")
     said = f"unsupported format: {word}; convert it to PNG or JPEG"

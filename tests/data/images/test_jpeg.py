@@ -14,6 +14,7 @@ from PIL import Image
 
 from tests.conftest import SHARED
 from tests.data import conftest
+from tests.matrix import each
 from vitctl.data.images.decode import BadSample, decode, open_picture
 from vitctl.data.images.jpeg import cut_out, decode_rows, read_header
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
@@ -64,8 +65,8 @@ def test_decode_rows__every_height_gives_the_rows_of_the_whole(kind: str) -> Non
         np.testing.assert_array_equal(rows[:num_rows], whole[:num_rows])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("reduce", [2, 4, 8])
+@each("kind", KINDS)
+@each("reduce", [2, 4, 8])
 def test_decode_rows__reduced_rows_are_those_of_the_reduced_whole(kind: str, reduce: int) -> None:
     data = KINDS[kind]
     header = read_header(data)
@@ -181,9 +182,9 @@ def test_photographs__are_pillows_bit_for_bit_however_little_is_decoded() -> Non
 END = b"\xff\xd9"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("end", [END, b""])
+@each("kind", KINDS)
+@each("kept", [0.1, 0.5, 0.9])
+@each("end", [END, b""])
 def test_decode__zeros_in_place_of_code_are_a_bad_sample(kind: str, kept: float, end: bytes) -> None:
     data = KINDS[kind]
     begin = data.rindex(b"\xff\xda") if kind == "progressive" else data.index(b"\xff\xda")
@@ -229,8 +230,8 @@ def test_decode__a_progressive_picture_without_its_last_scans(mode: str) -> None
     np.testing.assert_array_equal(decode(padded), decode(data))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("number", [1, 3, 600])
+@each("kind", KINDS)
+@each("number", [1, 3, 600])
 def test_decode__bytes_that_fill_up_before_a_marker(kind: str, number: int) -> None:
     """Source: ITU-T T.81, section B.1.1.2"""
     data = KINDS[kind]

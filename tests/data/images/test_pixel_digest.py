@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.data.conftest import encoded
+from tests.matrix import slow
 from vitctl.data.images.pixel_digest import pixel_digest, pixel_notes
 from vitctl.data.inspect.check_shards import verify_index
 from vitctl.data.inspect.overview import measure
@@ -49,7 +50,7 @@ def test_pixel_notes__count_and_name() -> None:
     assert pixel_notes([], str, str) == pixel_notes([b"", b""], str, str) == []
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, *slow(2)])
 def test_look_alikes__are_named_at_intake_by_check_and_by_stats(tmp_path: Path, workers: int) -> None:
     black = np.zeros((8, 9, 3), np.uint8)
     files = [

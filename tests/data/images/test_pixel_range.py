@@ -12,6 +12,7 @@ from PIL import Image
 
 from tests.data.conftest import encoded
 from tests.data.images.tiff_files import tiff
+from tests.matrix import each
 from vitctl.data.images.decode import BadSample, decode, from_pillow
 
 GREY = np.random.default_rng(0).integers(0, 256, (6, 16))
@@ -28,8 +29,8 @@ def high_bits(values: np.ndarray, bits: int) -> np.ndarray:
     return values >> (bits - 8) if bits >= 8 else np.rint(values * 255 / (2**bits - 1)).astype(int)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8, 10, 12, 14, 16])
-@pytest.mark.parametrize("photometric", [0, 1])
+@each("bits", [1, 2, 4, 8, 10, 12, 14, 16])
+@each("photometric", [0, 1])
 def test_decode__tiff_has_its_declared_range_or_is_refused(bits: int, photometric: int) -> None:
     values = np.random.default_rng(bits).integers(0, 2**bits, (6, 16))
     expected = high_bits(values if photometric else 2**bits - 1 - values, bits)
@@ -51,9 +52,9 @@ def test_decode__tiff_has_its_declared_range_or_is_refused(bits: int, photometri
     assert read == 4 or "damaged: Pillow cannot open this TIFF: convert it to PNG" in refusal
 
 
-@pytest.mark.parametrize("bits", [8, 16, 32])
-@pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("deflate", [False, True])
+@each("bits", [8, 16, 32])
+@each("order", "<>")
+@each("deflate", [False, True])
 def test_decode__signed_and_wide_pixels_are_refused(bits: int, order: str, deflate: bool) -> None:
     """Pillow's mode L showed -1 as 255, its mode I these photographs as black, and of compressed ones in the
     other byte order noise.
@@ -89,9 +90,9 @@ def test_decode__bigtiff(bits: int) -> None:
         decode(tiff([values], bits, big=True, order=">"))
 
 
-@pytest.mark.parametrize("bits", [1, 4, 8])
-@pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("deep", [False, True])
+@each("bits", [1, 4, 8])
+@each("order", "<>")
+@each("deep", [False, True])
 def test_decode__colour_map_of_a_tiff_with_8_or_16_bits(bits: int, order: str, deep: bool) -> None:
     """Pillow shows colours of 8 bits as black; libtiff takes them for what they are."""
     rng = np.random.default_rng(bits)
@@ -104,8 +105,8 @@ def test_decode__colour_map_of_a_tiff_with_8_or_16_bits(bits: int, order: str, d
     assert (np.asarray(opened.convert("RGB")) == (colours.T[values] if deep else 0)).all()  # is left alone
 
 
-@pytest.mark.parametrize("white", [1, 100, 255, 1000, 4095, 65535])
-@pytest.mark.parametrize("bands", [1, 3])
+@each("white", [1, 100, 255, 1000, 4095, 65535])
+@each("bands", [1, 3])
 def test_decode__pnm_by_its_white(white: int, bands: int) -> None:
     values = np.random.default_rng(white).integers(0, white + 1, (6, 8, bands))
     header = f" # by hand\n8 6\n{white}\n".encode()

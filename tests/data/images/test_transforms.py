@@ -13,7 +13,7 @@ from PIL import Image
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torchvision.transforms import v2
 
-from tests.matrix import slow
+from tests.matrix import each, slow
 from vitctl.data.images.decode import BadSample
 from vitctl.data.images.transforms import (
     EvalTransform,
@@ -275,8 +275,8 @@ SIZES = (375, 500), (500, 375), (333, 50), (40, 640), (8, 8), (1, 5)
 IMAGENET_AREA, IMAGENET_ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("area", [IMAGENET_AREA, (0.9, 1.0), (0.2, 0.2)])
+@each("size", SIZES)
+@each("area", [IMAGENET_AREA, (0.9, 1.0), (0.2, 0.2)])
 def test_random_resized_box__is_timms_for_every_draw(
     size: tuple[int, int], area: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

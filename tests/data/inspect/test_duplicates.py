@@ -12,6 +12,7 @@ from scipy.fft import dctn
 
 from tests.conftest import SHARED
 from tests.data.conftest import encoded, store
+from tests.matrix import slow
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.decode import BadSample
 from vitctl.data.inspect.duplicates import (
@@ -193,7 +194,7 @@ def plant(root: Path) -> tuple[ShardSource, dict[str, Path]]:
     return ShardSource(index), {"test": root / "data/test"}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [2, *slow(0)])
 def test_compare__finds_what_was_planted_and_nothing_else(tmp_path: Path, workers: int) -> None:
     own, tests = plant(tmp_path)
     (found,) = compare(own, tests, max_bits=6, workers=workers)

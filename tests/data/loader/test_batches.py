@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.data.conftest import store
+from tests.matrix import each, slow, spread
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.decode import decode
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
@@ -87,7 +88,9 @@ def test_train_batches__are_what_the_definition_says(make_split: MakeSplit) -> N
     assert sorted(drawn[:23]) == sorted(drawn[23:46]) == list(range(23))
 
 
-@pytest.mark.parametrize(("num_processes", "num_workers"), [(1, 0), (2, 0), (3, 0), (8, 0), (1, 2), (3, 1)])
+@pytest.mark.parametrize(
+    ("num_processes", "num_workers"), [(1, 0), (3, 0), (3, 1), *slow((2, 0), (8, 0), (1, 2))]
+)
 def test_train_batches__do_not_depend_on_the_machine(
     make_split: MakeSplit, num_processes: int, num_workers: int
 ) -> None:
@@ -113,7 +116,7 @@ def test_train_batches__resume_gives_the_same_rest(first_step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_processes", "micro_batch", "num_workers"), [(1, 10, 0), (1, 3, 2), (3, 2, 0), (8, 1, 0)]
+    ("num_processes", "micro_batch", "num_workers"), [(1, 10, 0), (3, 2, 0), *slow((1, 3, 2), (8, 1, 0))]
 )
 def test_train_batches__neighbours_are_those_before_in_the_global_batch(
     make_split: MakeSplit, num_processes: int, micro_batch: int, num_workers: int
@@ -200,8 +203,8 @@ def test_batches__are_pinned_where_that_is_asked_for(pinned: bool, monkeypatch: 
     assert asked == [pinned, pinned]
 
 
-@pytest.mark.parametrize("num_samples", [1, 2, 5, 16, 17, 23])
-@pytest.mark.parametrize("num_processes", [1, 2, 3, 8])
+@each("num_samples", [1, 2, 5, 16, 17, 23])
+@each("num_processes", [1, 2, 3, 8])
 def test_eval_batches__count_every_sample_once(num_samples: int, num_processes: int) -> None:
     source = SyntheticSource(num_samples, 3, 12)
     ranks = [
@@ -219,8 +222,8 @@ def test_eval_batches__count_every_sample_once(num_samples: int, num_processes: 
     assert torch.equal(whole["images"][counted], torch.stack(expected))
 
 
-@pytest.mark.parametrize("num_samples", [1, 4, 9, 23])
-@pytest.mark.parametrize("num_processes", [1, 2, 3, 5])
+@each("num_samples", [1, 4, 9, 23])
+@each("num_processes", [1, 2, 3, 5])
 def test_eval_batches__whole_ones_hold_the_same_images_for_any_number_of_processes(
     num_samples: int, num_processes: int
 ) -> None:
@@ -324,7 +327,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", spread(3, WAYS))
 def test_train_batches__of_kept_pixels_are_those_of_decoded_files(
     way: str, make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from tests import warm
 from tests.data.server import Faults, serving
+from tests.matrix import slow
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader import workers as lifecycle
@@ -289,7 +290,7 @@ def fetched(faults: Faults) -> Counter[str]:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [2, *slow(1)])
 def test_loader__the_next_window_is_here_before_it_is_read(make_split: MakeSplit, num_workers: int) -> None:
     local = ShardSource(make_split(40))
     faults = Faults()
@@ -335,8 +336,7 @@ def test_read_ahead__processes_share_the_shards_and_go_on_after_one_that_cannot_
 @pytest.mark.parametrize(
     ("speed", "windows", "nodes", "ahead"),
     [
-        (0.5, 40, 1, 14),  # slow: 10 images in 20 seconds, and a window is 14
-        (3.0, 40, 1, 60),
+        *slow((0.5, 40, 1, 14), (3.0, 40, 1, 60)),  # 10 images in 20 seconds, and a window is 14
         (3.0, 4, 1, 42),  # the cache holds the window that is read and three more
         (3.0, 4, 2, 60),  # and eight of the lane that this node reads, half as large
     ],

@@ -42,7 +42,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     server.stop()
 
 
-@pytest.mark.parametrize("cache_bytes", [0, 2**30])
+@pytest.mark.parametrize("cache_bytes", [0, *slow(2**30)])
 @pytest.mark.parametrize("num_workers", [0, *slow(2)])
 def test_s3__gives_the_images_of_the_local_split(
     bucket: str, make_split: Callable[..., Index], cache_bytes: int, num_workers: int

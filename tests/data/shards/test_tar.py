@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
 from tests.data.conftest import CLASSES, make_items, picture, several, store
+from tests.matrix import each
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.inspect.check_shards import verify_index
 from vitctl.data.shards.index import read_index
@@ -227,7 +228,7 @@ CLASS = ("a.cls", b"0")
 IMAGE = ("a.jpg", b"i")
 
 
-@pytest.mark.parametrize(
+@each(
     ("members", "message"),
     [
         ([("a.input.jpg", b"i"), ("a.outputs.txt", b"0")], "sample a lacks an image .*; found"),

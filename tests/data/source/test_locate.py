@@ -15,6 +15,7 @@ import pytest
 
 from tests.data.conftest import contents
 from tests.data.server import Faults, serving
+from tests.matrix import slow
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
@@ -75,7 +76,7 @@ def epoch(source: Source, order: SampleOrder, num_workers: int) -> tuple[list[in
     return samples, np.concatenate([batch.images.numpy() for batch in first])
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, *slow(0)])
 @pytest.mark.parametrize(("order", "cache_bytes"), [(Order(40, 1), 0), (WindowedOrder(40, 1, 7, 2), GIB)])
 def test_remote_split__an_epoch_is_exact_over_a_bad_line(
     make_split: MakeSplit, order: SampleOrder, cache_bytes: int, num_workers: int

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.conftest import MakeSplit
+from tests.matrix import each
 from vitctl.data.source import rows
 from vitctl.data.source.locate import SplitLocation
 from vitctl.data.source.order import Order
@@ -54,8 +55,8 @@ def test_ranges__with_and_without_some_numbers(pairs: list[tuple[int, int]], lef
         check(found.without(np.sort(np.array(left_out, np.int64))), kept)
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 127, 128, 129, 1000])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
+@each("size", [1, 7, 8, 127, 128, 129, 1000])
+@each("share", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_random_part__is_the_start_of_a_shuffle(
     size: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.data.conftest import store
 from tests.data.old_index import forget_tables
+from tests.matrix import each
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.shards.index import Index
@@ -53,7 +54,7 @@ def test_md5_order__is_a_permutation_whatever_the_storage_order(keys: list[str])
 SIZES = {"train": 50_000, "validation": 1_020, "test": 10_000}
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "parts"),
     [
         ("train", [("train", 0, 50_000)]),

@@ -220,7 +220,7 @@ def test_write_split__any_number_of_processes_gives_the_same_bytes(tmp_path: Pat
     assert tree(tmp_path / "0") == tree(tmp_path / "1") == tree(tmp_path / "3")
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, 3, *slow(1)])
 def test_write_split__an_image_of_unknown_size_is_made_once(tmp_path: Path, workers: int) -> None:
     made = tmp_path / "made"
 

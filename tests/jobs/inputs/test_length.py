@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY
+from tests.matrix import each
 from tests.trained import CPU, Job
 from vitctl.cli.flags import Flags, flags_of, overrides_of
 from vitctl.engine.schedule import fit_schedule, fitted_recipe, needs_num_images, warmup_of
@@ -100,9 +101,9 @@ def test_fit__a_warmup_in_epochs() -> None:
 SHORTER, LONGER, HALF = 0.25, 3.0, 0.5
 
 
-@pytest.mark.parametrize("images", [128, 3_680, 1_281_167])
-@pytest.mark.parametrize("batch", [0, 16, 256])
-@pytest.mark.parametrize("recipe", ["mae_b16", "deit3_s16", "finetune_pets", "jft_b16"])
+@each("images", [128, 3_680, 1_281_167])
+@each("batch", [0, 16, 256])
+@each("recipe", ["mae_b16", "deit3_s16", "finetune_pets", "jft_b16"])
 def test_fit__the_share_of_a_warmup_depends_on_the_length_only(recipe: str, batch: int, images: int) -> None:
     """The recipe's own length, given again, changes nothing; a longer run keeps the warm-up."""
 

@@ -16,6 +16,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from safetensors import safe_open
 
+from tests.matrix import each
 from tests.trained import do
 from vitctl import load_classifier, open_split
 from vitctl.engine.preemption import interrupt_on_signals
@@ -265,7 +266,7 @@ ODD: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.filterwarnings("ignore:these weights do not name their classes")
-@pytest.mark.parametrize("name", ODD)
+@each("name", ODD)
 def test_odd_graphs__are_one_line(tmp_path: Path, name: str) -> None:
     make, words = ODD[name]
     with pytest.raises(CheckpointError, match=words) as raised:

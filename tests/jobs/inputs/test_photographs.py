@@ -107,6 +107,7 @@ def test_finetune__changed_photographs_get_new_shards_and_are_not_scored_by_the_
     assert vitctl(*line, "--out", "runs/a").code == 2
 
 
+@pytest.mark.slow
 def test_finetune__train_and_test_folders(
     vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_finetune__dry_run_writes_nothing(vitctl: Vitctl, pretrained: Path, tmp_
     assert (said.code, said.err) == (2, "vitctl: PHOTOS: has no split 'val'; found: train\n")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("photos")
 def test_finetune__shards_that_were_not_finished_are_made_again(
     vitctl: Vitctl, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -96,7 +96,7 @@ CONSUMERS: dict[str, Callable[[Job, Path, Path], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("consumer", few([*CONSUMERS], "finetune", "predict", "export"))
+@pytest.mark.parametrize("consumer", few([*CONSUMERS], "finetune", "predict"))
 def test_remarks__are_those_of_every_consumer(consumer: str, job: Job, foreign: Path, tmp_path: Path) -> None:
     said = CONSUMERS[consumer](job, foreign, tmp_path)
     for words in ("allows no commercial use", "averaged weights (state_dict_ema) of the file are", "assumed"):

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import TINY
 from tests.data.old_index import forget_tables
 from tests.data.server import Faults, serving
-from tests.matrix import slow
+from tests.matrix import each, slow
 from tests.trained import CPU, SMALL, do
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.source.order import (
@@ -213,7 +213,7 @@ def test_mixture__trains_and_says_its_shares(tmp_path: Path) -> None:
     assert [text[:15] for text in texts] == ["mixture: 75.00%", "mixture: 25.00%"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "message"),
     [
         ({"subset_images": 5, "subset_fraction": 0.5}, "set data.subset_fraction only"),

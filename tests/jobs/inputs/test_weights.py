@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 
+from tests.matrix import slow
 from tests.trained import SMALL, Job, do
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.inputs.weights import find_weights
@@ -80,7 +81,10 @@ def test_evaluate__weights_of_a_run_assume_nothing(job: Job, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("recipe", "values"),
-    [("finetune", {**SMALL, "weights.initialise": "pretrained"}), ("fewshot", {"fewshot.shots": (1,)})],
+    [
+        ("finetune", {**SMALL, "weights.initialise": "pretrained"}),
+        *slow(("fewshot", {"fewshot.shots": (1,)})),
+    ],
 )
 def test_jobs_that_do_not_use_the_stored_crop__do_not_name_it(
     job: Job, bare: Path, tmp_path: Path, recipe: str, values: dict[str, Any]

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import TINY
+from tests.matrix import spread
 from tests.trained import CPU, do, made_once
 from vitctl import load_classifier
 from vitctl.cli.show.run_views import show_run
@@ -128,7 +129,7 @@ def test_another_run__is_used_by_no_command(
     assert (plan.folders, bool(plan.reason)) == ((), True)
 
 
-@pytest.mark.parametrize("edit", [name for name in CHECKPOINTS if name != "its result"])
+@pytest.mark.parametrize("edit", spread(5, [name for name in CHECKPOINTS if name != "its result"]))
 def test_another_run__is_not_resumed(run: Path, other: Path, edit: str) -> None:
     """Also where the recipes differ, which `--allow` would permit."""
     CHECKPOINTS[edit][0](run, other)

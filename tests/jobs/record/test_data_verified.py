@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import TINY
 from tests.data.conftest import damage
 from tests.data.server import Faults, serving
+from tests.matrix import slow
 from tests.trained import CPU, SMALL, Job, do
 from vitctl.engine.journal import LOG, read_records
 from vitctl.errors import DataError
@@ -50,7 +51,7 @@ def test_training__on_a_damaged_shard_is_marked_and_warned(
     assert any("shard-000000.tar: checksum mismatch" in text for text in warnings)
 
 
-@pytest.mark.parametrize("name", ["pretrain", "finetune"])
+@pytest.mark.parametrize("name", ["finetune", *slow("pretrain")])
 def test_training__its_score_of_a_damaged_shard_is_refused_and_a_resume_with_the_intact_one_only_scores(
     damaged: Path, tiny_data: Path, pretrained: Path, tmp_path: Path, name: str
 ) -> None:
@@ -96,7 +97,7 @@ def test_sweep__on_a_damaged_shard_is_refused(job: Job, damaged: Path) -> None:
         job("finetune", "run", **{"data.path": str(damaged), **split})
 
 
-@pytest.mark.parametrize("name", ["evaluate", "fewshot"])
+@pytest.mark.parametrize("name", ["evaluate", *slow("fewshot")])
 def test_score__of_images_changed_on_the_way(job: Job, tiny_data: Path, tmp_path: Path, name: str) -> None:
     """Before, a byte that changed in each range was decoded and scored, and `compare` approved."""
     values = {

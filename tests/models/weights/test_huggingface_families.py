@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests.matrix import spread
 from tests.models.weights.conftest import refused
 from tests.trained import do
 from vitctl.errors import CheckpointError
@@ -166,7 +167,7 @@ def _agree(found: Tensor, expected: Tensor) -> None:
     assert (found - expected).abs().max() < 1e-5 * expected.std()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", spread(7, CASES))
 def test_family__reads_computes_and_goes_back(case: str, tmp_path: Path) -> None:
     kind, _, _, answer, fields, method = CASES[case]
     peer = _saved(case, tmp_path / "theirs")
@@ -197,7 +198,7 @@ def test_family__reads_computes_and_goes_back(case: str, tmp_path: Path) -> None
     assert all(torch.equal(back.state[name], tensor) for name, tensor in changed.items())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", spread(3, CASES, 1))
 def test_family__reads_the_names_in_memory(case: str, tmp_path: Path) -> None:
     peer = _saved(case, tmp_path)
     expected = read_weights(tmp_path)
@@ -406,7 +407,7 @@ LOST = [
 ]
 
 
-@pytest.mark.parametrize(("name", "pattern", "words"), LOST)
+@pytest.mark.parametrize(("name", "pattern", "words"), spread(5, LOST))
 def test_read__a_file_without_what_its_config_states_is_refused(
     name: str, pattern: str, words: str, tmp_path: Path
 ) -> None:

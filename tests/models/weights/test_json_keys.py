@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.matrix import each, slow
 from tests.models.weights.conftest import refused
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import ViTConfig
@@ -39,7 +40,7 @@ def _changed(described: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("to", ["timm", "hf"])
+@pytest.mark.parametrize("to", ["hf", *slow("timm")])
 def test_read__nonsense_is_one_line(
     plain: ViTConfig, make_weights: Make, tmp_path: Path, to: str, every: int
 ) -> None:
@@ -69,7 +70,7 @@ def test_read__nonsense_is_one_line(
     ],
     ids=range(12),
 )  # fmt: skip
-@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "open_clip_config.json"])
+@pytest.mark.parametrize("name", ["config.json", *slow("preprocessor_config.json", "open_clip_config.json")])
 def test_read__no_json_is_one_line(
     plain: ViTConfig, make_weights: Make, tmp_path: Path, name: str, content: bytes
 ) -> None:
@@ -133,7 +134,7 @@ _FAMILIES = ("ViT", "ViTMAE", "Dinov2", "Dinov2WithRegisters", "DINOv3ViT", "Sig
              "CLIPVision", "CLIP", "Beit")  # fmt: skip
 
 
-@pytest.mark.parametrize("family", _FAMILIES)
+@each("family", _FAMILIES)
 def test_keys__all_of_the_installed_transformers_are_known(family: str) -> None:
     transformers = pytest.importorskip("transformers")
     described = json.loads(json.dumps(getattr(transformers, f"{family}Config")().to_dict()))

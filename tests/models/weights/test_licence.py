@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from tests.matrix import each
 from vitctl.models.weights.licence import licence_sentence, stated_licence
 
 
-@pytest.mark.parametrize(
+@each(
     ("card", "config", "expected"),
     [
         (None, {}, None),

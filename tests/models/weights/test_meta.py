@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.matrix import each
 from tests.models.weights.conftest import refused
 from vitctl.errors import CheckpointError
 from vitctl.models.build import build
@@ -62,9 +63,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, values in BAD.items() for value in values]
-)
+@each(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
 def test_read_weights__metadata_that_make_no_sense(
     tmp_path: Path, config: ViTConfig, name: str, value: Any
 ) -> None:
@@ -110,8 +109,8 @@ def test_read_weights__the_files_of_other_programs_too(
     refused(tmp_path / to, expected)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@each("value", [float("nan"), float("inf"), -float("inf")])
+@each("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_read_weights__tensors_that_are_no_numbers(
     tmp_path: Path, config: ViTConfig, value: float, dtype: torch.dtype
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.matrix import slow
 from tests.models.weights.conftest import refused
 from vitctl.models.build import build
 from vitctl.models.variants import ViTConfig
@@ -159,8 +160,9 @@ _TOWER = {"image_size": 32, "layers": 2, "width": 128, "patch_size": 8}
 
 
 @pytest.mark.parametrize("first_norm", [True, False])
-@pytest.mark.parametrize("pool", ["tok", "avg"])
-@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize(
+    ("pool", "last"), [("tok", True), ("avg", False), *slow(("tok", False), ("avg", True))]
+)
 def test_read__switches_of_the_tower_are_followed(
     first_norm: bool, pool: str, last: bool, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.matrix import slow
+from tests.matrix import slow, spread
 from tests.models.weights.conftest import refused
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.inputs.weights import planned_weights, scored_weights, stored_eval_transform
@@ -79,7 +79,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "values"), [*CASES[::2], *slow(*CASES[1::2])], ids=str)
+@pytest.mark.parametrize(("kind", "values"), spread(6, CASES), ids=str)
 def test_processor__its_pixels_are_ours(kind: str, values: dict[str, Any], folder: Path) -> None:
     name = f"{kind}ImageProcessor"
     theirs = getattr(transformers, name)(**values)
@@ -148,7 +148,7 @@ def test_processor__another_class_or_key_is_refused(values: Any, words: str, fol
     refused(folder, f"preprocessor_config.json: {words}")
 
 
-@pytest.mark.parametrize("kind", ["ViT", "DeiT", "ConvNext"])
+@pytest.mark.parametrize("kind", ["ViT", *slow("DeiT", "ConvNext")])
 @pytest.mark.parametrize(
     "key", ["size", "resample", "rescale_factor", "image_mean", "image_std", "crop_size"]
 )

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tests.matrix import spread
 from tests.models.weights.conftest import refused
 from vitctl.errors import CheckpointError
 from vitctl.models.build import build, resize_offset_bias, resize_position_embedding, resized
@@ -112,7 +113,7 @@ def assert_same_answers(weights: Weights, model: nn.Module, size: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.searchsorted", "ignore:Using a non-tuple")
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", spread(7, FAMILIES))
 def test_timm__computes_the_same_both_ways(name: str, tmp_path: Path) -> None:
     _, (size, other), wanted = FAMILIES[name]
     model = theirs(name)
@@ -393,7 +394,7 @@ AUTHORS: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], str, 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", AUTHORS)
+@pytest.mark.parametrize("family", spread(5, AUTHORS))
 def test_authors__their_files_are_read_as_timms(family: str, tmp_path: Path) -> None:
     change, name, more, position_resize = AUTHORS[family]
     size = FAMILIES[name][1][0]

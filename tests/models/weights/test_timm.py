@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests.matrix import each
 from tests.models.weights.conftest import assert_equal_logits, refused
 from vitctl.errors import CheckpointError
 from vitctl.models.build import resize_position_embedding
@@ -200,7 +201,7 @@ def test_read__refuses_other_architectures(
     refused(tmp_path / "model.safetensors", words)
 
 
-@pytest.mark.parametrize(
+@each(
     ("hidden_size", "depth", "gated", "heads"),
     [
         *((1280, 32, False, 16), (192, 12, False, 3), (384, 12, False, 6), (1408, 40, False, 16)),

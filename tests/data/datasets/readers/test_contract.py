@@ -16,6 +16,7 @@ from PIL import Image
 from tests.data.conftest import encoded
 from tests.data.datasets.conftest import example, plant, record
 from tests.data.datasets.readers.test_cifar import plant_release
+from tests.matrix import each
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers import arrays
 from vitctl.data.datasets.readers.arrays import DSPRITES_FILE, NORB_STEMS
@@ -695,7 +696,7 @@ def test_open__class_folders_that_are_missing_or_unknown(tmp_path: Path) -> None
             DATA_SETS[name].open(tmp_path)
 
 
-@pytest.mark.parametrize("row", [row for row in DATA_SETS.values() if row.read], ids=lambda row: row.name)
+@each("row", [row for row in DATA_SETS.values() if row.read])
 def test_open__an_empty_folder_names_what_belongs_there(row: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"unpack here: ") as caught:
         row.open(tmp_path)

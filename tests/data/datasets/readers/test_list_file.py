@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from tests.matrix import each
 from vitctl.data.datasets.readers.list_file import (
     KITTI_SPLITS,
     clevr_label,
@@ -14,7 +15,7 @@ from vitctl.data.datasets.readers.list_file import (
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("depth", "label"),
     [(0.1, 0), (8, 0), (8.01, 1), (8.5, 1), (9, 2), (9.5, 3), (9.51, 4), (10, 4), (10.01, 5), (99, 5)],
 )

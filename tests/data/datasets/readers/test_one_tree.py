@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from tests.data.conftest import encoded
+from tests.matrix import each
 from vitctl.data.datasets.catalog import open_originals, original_splits
 from vitctl.data.datasets.readers.list_file import read_lists
 from vitctl.data.datasets.readers.original_files import Archive, unpack
@@ -325,7 +326,7 @@ def test_trees__are_enough() -> None:
     assert len(TREES) >= 40 and TREES.keys() > STOPPED | REFUSED
 
 
-@pytest.mark.parametrize("name", TREES)
+@each("name", TREES)
 def test_class_folders__packed_or_not_are_read_alike(name: str, tmp_path: Path) -> None:
     tree = TREES[name]
     folder, tar = reading(plant(tmp_path / "set", tree)), reading(pack(tmp_path / "set.tar", tree))
@@ -374,7 +375,7 @@ def tables(folder: Path, labels: Mapping[str, Any], splits: Mapping[str, str]) -
     yield folder / "f"
 
 
-@pytest.mark.parametrize("name", TREES)
+@each("name", TREES)
 def test_doors__give_a_file_the_same_class(name: str, tmp_path: Path) -> None:
     """`data shards`, the jobs with --data, and `predict` of the tree, of a list, of each file by itself."""
     root = plant(tmp_path / "set", TREES[name])
@@ -424,7 +425,7 @@ def contents(read: Callable[[], bytes]) -> bytes:
 READABLE = [name for name in TREES if name not in REFUSED]
 
 
-@pytest.mark.parametrize("name", READABLE)
+@each("name", READABLE)
 def test_tables__name_the_same_images_and_classes(name: str, tmp_path: Path) -> None:
     found = pictures(TREES[name])
     for one in found:
@@ -441,7 +442,7 @@ def test_tables__name_the_same_images_and_classes(name: str, tmp_path: Path) -> 
             assert as_counted(open_originals(str(table))) == wanted, table
 
 
-@pytest.mark.parametrize("name", READABLE)
+@each("name", READABLE)
 def test_shards__keep_names_classes_and_bytes(name: str, tmp_path: Path) -> None:
     read = reading(plant(tmp_path / "set", TREES[name]))
     assert read is not None
@@ -458,7 +459,7 @@ def test_shards__keep_names_classes_and_bytes(name: str, tmp_path: Path) -> None
 NO_SAMPLES = {"dots in names", "no extension", "escaped and not", "one stem twice", "case of names"}
 
 
-@pytest.mark.parametrize("name", READABLE)
+@each("name", READABLE)
 def test_foreign_shards__are_read_like_the_folder_or_refused(name: str, tmp_path: Path) -> None:
     found = pictures(TREES[name])
     classes, refusals = sorted({one.of_class for one in found}), list[str]()
@@ -483,7 +484,7 @@ def test_foreign_shards__are_read_like_the_folder_or_refused(name: str, tmp_path
     assert bool(refusals) == (name in NO_SAMPLES)
 
 
-@pytest.mark.parametrize("name", READABLE)
+@each("name", READABLE)
 def test_lists__are_read_like_the_folder_or_refused(name: str, tmp_path: Path) -> None:
     """A list of a known set; its classes are the folders of the images, and its words have no blanks."""
     found = pictures(TREES[name])
@@ -538,7 +539,7 @@ LABELS: dict[str, tuple[list[Any], list[str] | None]] = {
 }
 
 
-@pytest.mark.parametrize("name", LABELS)
+@each("name", LABELS)
 def test_labels__mean_the_same_in_every_table(name: str, tmp_path: Path) -> None:
     labels, wanted = LABELS[name]
     paths = [f"{n}.png" for n in range(3)]
@@ -553,7 +554,7 @@ def test_labels__mean_the_same_in_every_table(name: str, tmp_path: Path) -> None
             assert as_counted(open_originals(str(table))) == counted(named), table
 
 
-@pytest.mark.parametrize("name", LABELS)
+@each("name", LABELS)
 def test_labels__of_foreign_shards_are_class_numbers_or_refused(name: str, tmp_path: Path) -> None:
     labels, wanted = LABELS[name]
     for kind in ("cls", "json"):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.data.datasets.conftest import plant
+from tests.matrix import each
 from vitctl.data.datasets.catalog import open_originals
 from vitctl.data.datasets.readers.table import read_table
 from vitctl.errors import DataError
@@ -43,7 +44,7 @@ def test_table__splits_share_their_classes(tmp_path: Path) -> None:
     assert {found.class_names for found in splits.values()} == {("a", "b", "c")}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         (
