@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_type_hints
 import typer
 
 from vitctl.cli import completion
-from vitctl.recipe.export_formats import FORMATS, GRAPHS, formats_in_words
+from vitctl.recipe.export_formats import FORMATS, GRAPHS, RESIZING, formats_in_words
 
 if TYPE_CHECKING:
     from vitctl.recipe.load import Loaded, Override
@@ -184,7 +184,7 @@ FLAGS = (
         "--include-preprocess",
         "export.include_preprocess",
         bool,
-        f"{GRAPHS}: resize and crop inside the graph; the input is uint8 [B, H, W, 3]",
+        f"{RESIZING}: resize and crop inside the graph; the input is uint8 [B, H, W, 3]",
         "export",
     ),
     Flag(

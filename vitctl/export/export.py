@@ -158,7 +158,7 @@ def export(
 
     def request(row: ExportFormat) -> ExportRequest:
         stop.check()
-        graph = _graph(found, plain, options) if row.is_graph else plain if row.in_folder else own
+        graph = _graph(found, plain, options, row) if row.is_graph else plain if row.in_folder else own
         resizing = check(row) if graph.preprocess is None else None
         return ExportRequest(row, found, graph, run_dir, name, options, resizing, images, model_score)
 
@@ -206,16 +206,17 @@ def export(
     )
 
 
-def _graph(found: FoundWeights, plain: Raw, options: Export) -> Raw:
+def _graph(found: FoundWeights, plain: Raw, options: Export, row: ExportFormat) -> Raw:
     """Return the model as a graph computes it; RecipeError if pre-processing is wanted but unknown."""
     meta = found.weights.meta
-    if options.include_preprocess and not meta.keys() >= _RESIZING:
+    inside = options.include_preprocess and row.takes_photographs
+    if inside and not meta.keys() >= _RESIZING:
         raise RecipeError(
             "--include-preprocess",
             f"{found.path} does not record how images are resized",
             "leave the flag out, and resize images yourself",
         )
-    transform = stored_transform(meta) if options.include_preprocess else None
+    transform = stored_transform(meta) if inside else None
     if transform is not None and transform.resample not in IN_GRAPHS:
         raise RecipeError(
             "--include-preprocess",

@@ -199,17 +199,23 @@ def write_program(request: ExportRequest, folder: Path) -> Written:
     `torch.export.load(FILE).module()` runs it without vitctl.
     """
     file, model = folder / f"{request.name}.pt2", request.model.traced()
-    meta = _described(request) | {"weights_sha256": request.found.weights.digest}
-    meta |= {"flip_average": True} if request.options.flip_average else {}
     with quiet():
         program = torch.export.export(model, (model.example(2),), dynamic_shapes=(model.free_sizes(),))
         for module in program.graph_module.modules():
             for node in getattr(module, "graph", torch.fx.Graph()).nodes:
                 node.meta.pop("stack_trace", None)  # with paths of this machine
-        torch.export.save(program, file, extra_files={PROGRAM_METADATA: json.dumps(meta)})
+        torch.export.save(
+            program, file, extra_files={PROGRAM_METADATA: json.dumps(program_metadata(request))}
+        )
     outputs, axes = " and ".join(model.outputs), ", ".join(model.free_axes)
     text = f"torch.export.load(FILE).module()(images) gives {outputs}; free axes: {axes}"
     return Written(file, (text,))
+
+
+def program_metadata(request: ExportRequest) -> dict[str, Any]:
+    """Return what `vitctl.json` holds: class names, pre-processing, activation, the digest of the weights."""
+    meta = _described(request) | {"weights_sha256": request.found.weights.digest}
+    return meta | ({"flip_average": True} if request.options.flip_average else {})
 
 
 def open_program(_request: ExportRequest, path: Path) -> Opened:

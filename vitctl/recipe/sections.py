@@ -23,7 +23,7 @@ from vitctl.errors import refuse
 from vitctl.models.variants import LORA_TARGETS
 from vitctl.models.weights.meta import HALF, LARGEST, SMALLEST
 from vitctl.models.weights.names import full_address
-from vitctl.recipe.export_formats import FORMATS, GRAPHS, check_options, formats_in_words
+from vitctl.recipe.export_formats import FORMATS, GRAPHS, RESIZING, check_options, formats_in_words
 from vitctl.system.address import check_local
 
 MOST_NUMBER = 10**12
@@ -904,8 +904,8 @@ class Export(Section):
     batch_sizes: Ints = knob((1, 3, 8), "batch sizes at which the exported file must agree", unit="images")
     include_preprocess: bool = knob(
         False,
-        f"{GRAPHS}: pre-processing inside the graph; its input is then photographs of any size, uint8 [B, H, "
-        "W, 3], one size per batch",
+        f"{RESIZING}: pre-processing inside the graph; its input is then photographs of any size, uint8 "
+        "[B, H, W, 3], one size per batch",
     )
     features: bool = knob(False, f"{GRAPHS}: the representation before the head as a second output, [B, R]")
     flip_average: bool = knob(
