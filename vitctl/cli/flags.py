@@ -202,6 +202,14 @@ FLAGS = (
         "export",
     ),
     Flag(
+        "--push",
+        "export.push",
+        str,
+        "hf, timm, peft: also upload the folder to ORGANISATION/NAME on Hugging Face's hub, private",
+        "export",
+    ),
+    Flag("--public", "export.public", bool, "A repository that --push makes is public", "export"),
+    Flag(
         "--flip-average",
         "evaluation.flip_average",
         bool,

@@ -20,6 +20,7 @@ from vitctl.engine.journal import LOG, Journal, Report, silent
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import CheckpointError, RecipeError, refuse
 from vitctl.export.graph import Raw
+from vitctl.export.hub import check_token, push
 from vitctl.export.preprocess import IN_GRAPHS
 from vitctl.export.proof import (
     TOLERANCE,
@@ -120,6 +121,8 @@ def export(
     """
     stop = StopFlag() if stop is None else stop
     options = recipe.export
+    if options.push:
+        check_token(options.push)
     found = weights_of(recipe)
     if names := distinct(found.weights.meta.get("class_names") or ()):
         found.weights.meta["class_names"] = list(names)  # other programs distinguish classes by name alone
@@ -188,6 +191,11 @@ def export(
                 batch_sizes=list(options.batch_sizes),
                 notes=[*done.notes, *left],
             )
+    pushed = {}
+    for one, _, done in written:
+        if options.push and one.row.library:
+            files_of_folder = [*done.beside, done.path]
+            pushed = {"pushed_to": push(files_of_folder, options.push, options.public, journal)}
     return RunResult(
         "export",
         "done",
@@ -196,6 +204,7 @@ def export(
             **weights_scored(found),
             "precision": options.precision,
             **({"flip_average": True} if options.flip_average else {}),
+            **pushed,
             "device": "cpu",
             "attention": attention_of(model),
             "versions": versions(),

@@ -4,6 +4,7 @@ The command, its completion, the recipe, the writer, the proof, model cards, err
 these rows. To add a format, add a row here and the functions that it names.
 """
 
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _GRAPH, _WEIGHTS = "vitctl.export.graph_files", "vitctl.export.weights_folder"
 _DEVICE = "vitctl.export.device_graphs"
 _PIPELINE = ("transformers", "vitctl.export.other_programs:open_pipeline")
+_REPOSITORY = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", re.ASCII)
 _PILLOW = "Pillow, with which most programs resize,"
 
 
@@ -216,6 +218,18 @@ def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable
     able = formats_in_words(row for row in _ROWS if precision in row.precisions)
     if not any(precision in row.precisions for row in chosen):
         raise ValueError(f"precision = '{precision}' is for {able} alone; export to {able}, or leave it out")
+
+
+def check_push(to: Iterable[str], push: str, public: bool) -> None:
+    """Raise ValueError unless `push` names a repository, and one of the formats is a folder for a hub."""
+    chosen = [name for name in to if FORMATS[name].library]
+    if push and not _REPOSITORY.fullmatch(push):
+        raise ValueError(f"push = '{push}' should be ORGANISATION/NAME or ACCOUNT/NAME")
+    if push and len(chosen) != 1:
+        able = formats_in_words(row for row in _ROWS if row.library)
+        raise ValueError(f"push = '{push}' takes one folder with a model card: choose {able} with --to")
+    if public and not push:
+        raise ValueError("public is for push alone; add --push ORGANISATION/NAME, or leave it out")
 
 
 def readers_transform(row: ExportFormat, ours: "EvalTransform") -> "EvalTransform":

@@ -23,7 +23,14 @@ from vitctl.errors import refuse
 from vitctl.models.variants import LORA_TARGETS
 from vitctl.models.weights.meta import HALF, LARGEST, SMALLEST
 from vitctl.models.weights.names import full_address
-from vitctl.recipe.export_formats import FORMATS, GRAPHS, RESIZING, check_options, formats_in_words
+from vitctl.recipe.export_formats import (
+    FORMATS,
+    GRAPHS,
+    RESIZING,
+    check_options,
+    check_push,
+    formats_in_words,
+)
 from vitctl.system.address import check_local
 
 MOST_NUMBER = 10**12
@@ -937,6 +944,13 @@ class Export(Section):
         ge=0,
     )
 
+    push: str = knob(
+        "",
+        "also upload the folder of hf, timm or peft to this repository of Hugging Face's hub, "
+        "ORGANISATION/NAME, with the token of huggingface_hub",
+    )
+    public: bool = knob(False, "a repository that push makes is public; else it is private")
+
     @field_validator("to")
     @classmethod
     def _are_formats(cls, to: tuple[str, ...]) -> tuple[str, ...]:
@@ -950,4 +964,5 @@ class Export(Section):
     def _formats_have_options(self) -> Self:
         inside = [key for key in ("include_preprocess", "features", "flip_average") if getattr(self, key)]
         check_options(self.to, self.file, self.precision, inside)
+        check_push(self.to, self.push, self.public)
         return self
