@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_type_hints
 import typer
 
 from vitctl.cli import completion
-from vitctl.recipe.export_formats import FORMATS, GRAPHS, RESIZING, formats_in_words
+from vitctl.recipe.export_formats import FORMATS, GRAPHS, OPSET, OPSETS, RESIZING, formats_in_words
 
 if TYPE_CHECKING:
     from vitctl.recipe.load import Loaded, Override
@@ -199,6 +199,13 @@ FLAGS = (
         "export.flip_average",
         bool,
         f"{GRAPHS}: average the logits of an image and its mirror image inside the graph",
+        "export",
+    ),
+    Flag(
+        "--opset",
+        "export.opset",
+        int,
+        f"onnx: operator set, {min(OPSETS)} to {max(OPSETS)}; {OPSET} unless given",
         "export",
     ),
     Flag(

@@ -21,8 +21,8 @@ from vitctl.export.low_precision import narrow
 from vitctl.export.proof import Opened, answering, run_model
 from vitctl.export.resizing import stored_transform
 from vitctl.models.weights.meta import activation_of
+from vitctl.recipe.export_formats import OPSET, OPSETS
 
-OPSET = 20
 # An ONNX file is limited to 2 GiB; above this size, weights go to a second file.
 MOST_BYTES_INSIDE = 2**31 - 2**26
 PROGRAM_METADATA = "vitctl.json"  # among torch's extra files
@@ -44,7 +44,7 @@ def write_onnx(request: ExportRequest, folder: Path) -> Written:
     file, notes = folder / f"{request.name}.onnx", []
     with partial_folder(request.run_dir, "float32") as aside, quiet():
         full = file if request.precision == "float32" else aside / file.name
-        trace(request.model, full, _metadata(request))
+        trace(request.model, full, _metadata(request), request.options.opset)
         if full != file:
             assert request.images is not None  # the recipe requires them
             ranges, text = narrow(
@@ -80,7 +80,7 @@ def open_onnx(_request: ExportRequest, path: Path) -> Opened:
 _ONNX_TRACE = "pkg.torch.onnx.stack_trace"
 
 
-def trace(model: Raw, path: Path, metadata: dict[str, str]) -> None:
+def trace(model: Raw, path: Path, metadata: dict[str, str], opset: int = OPSET) -> None:
     """Write a float32 model as ONNX with a free batch size; large weights go to PATH.data."""
     program = torch.onnx.export(
         folded(model.traced()),
@@ -89,10 +89,11 @@ def trace(model: Raw, path: Path, metadata: dict[str, str]) -> None:
         output_names=model.outputs,
         dynamic_shapes=(model.free_sizes(),),
         dynamo=True,
-        opset_version=OPSET,
+        opset_version=opset,
         verbose=False,
     )
     assert program is not None
+    program.model.ir_version = OPSETS[opset][0]
     program.model.metadata_props.update(metadata)
     for node in program.model.graph.all_nodes():
         node.metadata_props.pop(_ONNX_TRACE, None)  # with paths of this machine
@@ -102,11 +103,12 @@ def trace(model: Raw, path: Path, metadata: dict[str, str]) -> None:
 
 
 def described(path: Path) -> str:
-    """Return the operator set of an ONNX file, and its inputs and outputs with their free axes."""
+    """Return the operator set of an ONNX file, who reads it, and its inputs and outputs with free axes."""
     file = onnx.load(path, load_external_data=False)
     opset = next(entry.version for entry in file.opset_import if entry.domain in ("", "ai.onnx"))
     inputs, outputs = (", ".join(map(_in_words, values)) for values in (file.graph.input, file.graph.output))
-    return f"opset {opset}; {inputs} -> {outputs}"
+    readers = (since for number, (ir, since) in OPSETS.items() if number >= opset and ir >= file.ir_version)
+    return f"opset {opset}, for onnxruntime {next(readers)} or newer; {inputs} -> {outputs}"
 
 
 def _in_words(value: onnx.ValueInfoProto) -> str:

@@ -190,6 +190,11 @@ FORMATS: dict[str, ExportFormat] = {row.name: row for row in _ROWS}
 GRAPHS = ", ".join(row.name for row in _ROWS if row.is_graph)
 RESIZING = ", ".join(row.name for row in _ROWS if row.takes_photographs)
 
+# Operator set -> IR version that holds it, and the first onnxruntime with both: its documentation's table
+# (https://onnxruntime.ai/docs/reference/compatibility.html), which ends with 21.
+OPSETS = {18: (8, "1.14"), 19: (9, "1.16"), 20: (9, "1.17"), 21: (10, "1.18")}
+OPSET = 20
+
 
 def formats_in_words(rows: Iterable[ExportFormat] = _ROWS) -> str:
     *names, last = (row.name for row in rows)
@@ -218,6 +223,14 @@ def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable
     able = formats_in_words(row for row in _ROWS if precision in row.precisions)
     if not any(precision in row.precisions for row in chosen):
         raise ValueError(f"precision = '{precision}' is for {able} alone; export to {able}, or leave it out")
+
+
+def check_opset(to: Iterable[str], opset: int) -> None:
+    """Raise ValueError for an operator set that the writer of onnx does not have, or without onnx."""
+    if opset not in OPSETS:
+        raise ValueError(f"opset = {opset} should be one of {', '.join(map(str, OPSETS))}")
+    if opset != OPSET and "onnx" not in to:
+        raise ValueError("opset is for onnx alone; export to onnx, or leave it out")
 
 
 def check_push(to: Iterable[str], push: str, public: bool) -> None:

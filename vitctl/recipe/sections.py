@@ -26,7 +26,10 @@ from vitctl.models.weights.names import full_address
 from vitctl.recipe.export_formats import (
     FORMATS,
     GRAPHS,
+    OPSET,
+    OPSETS,
     RESIZING,
+    check_opset,
     check_options,
     check_push,
     formats_in_words,
@@ -922,6 +925,9 @@ class Export(Section):
         "float32",
         "onnx: number format of weights and activations; below float32 proven by accuracy on [data]",
     )
+    opset: int = knob(
+        OPSET, f"onnx: operator set, {min(OPSETS)} to {max(OPSETS)}; a smaller one for an older runtime"
+    )
     max_accuracy_loss: float = knob(
         0.01,
         "largest loss of top-1 accuracy of a file on the images of [data], beside the float32 model",
@@ -964,5 +970,6 @@ class Export(Section):
     def _formats_have_options(self) -> Self:
         inside = [key for key in ("include_preprocess", "features", "flip_average") if getattr(self, key)]
         check_options(self.to, self.file, self.precision, inside)
+        check_opset(self.to, self.opset)
         check_push(self.to, self.push, self.public)
         return self
