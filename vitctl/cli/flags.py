@@ -209,6 +209,13 @@ FLAGS = (
         "export",
     ),
     Flag(
+        "--web",
+        "export.web",
+        bool,
+        "onnx: also a page, model.html, that classifies a dropped photograph in the browser",
+        "export",
+    ),
+    Flag(
         "--push",
         "export.push",
         str,

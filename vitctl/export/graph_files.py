@@ -22,6 +22,7 @@ from vitctl.export.proof import Opened, answering, run_model
 from vitctl.export.resizing import stored_transform
 from vitctl.models.weights.meta import activation_of
 from vitctl.recipe.export_formats import OPSET, OPSETS
+from vitctl.system.files import write_text
 
 # An ONNX file is limited to 2 GiB; above this size, weights go to a second file.
 MOST_BYTES_INSIDE = 2**31 - 2**26
@@ -53,7 +54,41 @@ def write_onnx(request: ExportRequest, folder: Path) -> Written:
             (folder / f"{request.name}.ranges.json").write_text(json.dumps(ranges, indent=1) + "\n")
             notes.append(text)
     (folder / f"{request.name}.py").write_text(sample_program(_described(request), request.model))
+    if request.options.web:
+        write_web_page(request, file)
+        notes.append(f"the page needs onnxruntime-web beside it: {_ORT_WEB}; then python -m http.server")
     return Written(file, (described(file), *notes))
+
+
+# The runtime for the page, from npm, into this folder.
+_ORT_WEB = "npm pack onnxruntime-web && tar xzf onnxruntime-web-*.tgz --strip-components=2 " + " ".join(
+    f"package/dist/ort{name}"
+    for name in (".wasm.min.js", *(f"-wasm-simd-threaded.{end}" for end in ("mjs", "wasm")))
+)
+
+
+def write_web_page(request: ExportRequest, file: Path) -> None:
+    """Write NAME.html, which runs the file in a browser and asks nobody but its own folder.
+
+    Raises CheckpointError without classes, and for weights beside the file: too large for a browser.
+    """
+    has_data = file.with_name(f"{file.name}.data").exists()
+    if has_data or request.model.model.head is None:
+        what = "is too large for a browser" if has_data else "has no classes to show on a page"
+        raise CheckpointError(file, f"{what}; it was not kept", "leave out --web")
+    meta = _described(request)
+    facts = {
+        "file": file.name,
+        "names": meta.get("class_names", []),
+        "activation": meta.get("activation"),
+        "upright": meta.get("exif_orientation") is not False,
+        "install": _ORT_WEB,
+    }
+    page = Path(__file__).with_name("web_page.html").read_text(encoding="utf-8")
+    # Inside a script element only "<" could end the text.
+    write_text(
+        file.with_suffix(".html"), page.replace("{{facts}}", json.dumps(facts).replace("<", "\\u003c"))
+    )
 
 
 def open_onnx(_request: ExportRequest, path: Path) -> Opened:

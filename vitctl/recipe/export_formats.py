@@ -225,12 +225,15 @@ def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable
         raise ValueError(f"precision = '{precision}' is for {able} alone; export to {able}, or leave it out")
 
 
-def check_opset(to: Iterable[str], opset: int) -> None:
-    """Raise ValueError for an operator set that the writer of onnx does not have, or without onnx."""
+def check_onnx(to: Iterable[str], opset: int, web: bool, inside: Iterable[str]) -> None:
+    """Raise ValueError for an operator set that the writer of onnx does not have, or options without onnx."""
     if opset not in OPSETS:
         raise ValueError(f"opset = {opset} should be one of {', '.join(map(str, OPSETS))}")
-    if opset != OPSET and "onnx" not in to:
-        raise ValueError("opset is for onnx alone; export to onnx, or leave it out")
+    for option in ["opset"] * (opset != OPSET) + ["web"] * web:
+        if "onnx" not in to:
+            raise ValueError(f"{option} is for onnx alone; export to onnx, or leave it out")
+    if web and "include_preprocess" not in inside:
+        raise ValueError("web needs the pre-processing inside the file; add --include-preprocess")
 
 
 def check_push(to: Iterable[str], push: str, public: bool) -> None:

@@ -29,7 +29,7 @@ from vitctl.recipe.export_formats import (
     OPSET,
     OPSETS,
     RESIZING,
-    check_opset,
+    check_onnx,
     check_options,
     check_push,
     formats_in_words,
@@ -950,6 +950,10 @@ class Export(Section):
         ge=0,
     )
 
+    web: bool = knob(
+        False,
+        "onnx, with include_preprocess: also a page that runs the file in a browser, on a dropped photograph",
+    )
     push: str = knob(
         "",
         "also upload the folder of hf, timm or peft to this repository of Hugging Face's hub, "
@@ -970,6 +974,6 @@ class Export(Section):
     def _formats_have_options(self) -> Self:
         inside = [key for key in ("include_preprocess", "features", "flip_average") if getattr(self, key)]
         check_options(self.to, self.file, self.precision, inside)
-        check_opset(self.to, self.opset)
+        check_onnx(self.to, self.opset, self.web, inside)
         check_push(self.to, self.push, self.public)
         return self
