@@ -19,8 +19,8 @@ def test_as_typed__int8_with_pre_processing(
     said = vitctl("export", "--from", pretrained, *line, *loose, "--out", "out")
     assert (said.code, said.err) == (0, "")
     assert (
-        "opset 20; images uint8 [batch, height, width, 3] -> logits float [batch, 6], features float "
-        "[batch, 24]" in said.out
+        "opset 20, for onnxruntime 1.17 or newer; images uint8 [batch, height, width, 3] -> "
+        "logits float [batch, 6], features float [batch, 24]" in said.out
     )
     assert f"of 9 images (test[:9] of {tiny_data})" in said.out
     assert "int8: 14 products with weights, activations by their range on 8 images of train" in said.out

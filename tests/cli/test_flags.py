@@ -104,7 +104,7 @@ OTHERS = (
     "warmup-ratios",
     "norm-weight-decay",
     "name",
-    "opset",
+    "dynamic",
     "gpu",
     "scal",
 )

@@ -86,8 +86,8 @@ def test_export__a_file_that_disagrees_is_refused_and_not_kept(
     """A graph that runs and computes something else: its head is changed on the way into the file."""
     trace = graph_files.trace
 
-    def broken(model: Any, path: Path, notes: dict[str, str]) -> None:
-        trace(model, path, notes)
+    def broken(model: Any, path: Path, notes: dict[str, str], opset: int) -> None:
+        trace(model, path, notes, opset)
         proto = onnx.load(path)
         [head] = [tensor for tensor in proto.graph.initializer if tensor.name == "network.model.head.bias"]
         head.raw_data = np.float32([1, 0, 0, 0, 0, 0]).tobytes()

@@ -62,7 +62,10 @@ def test_onnx__agrees_with_every_family_at_any_batch(
         assert len(found) == 2
         for got, should_be in zip(found, wanted, strict=True):
             np.testing.assert_allclose(got, should_be, rtol=0, atol=1e-4 * should_be.std())
-    axes = "opset 20; images uint8 [batch, 3, 32, 32] -> logits float [batch, 5], features float [batch, "
+    axes = (
+        "opset 20, for onnxruntime 1.17 or newer; images uint8 [batch, 3, 32, 32] -> "
+        "logits float [batch, 5], features float [batch, "
+    )
     assert axes in notes(tmp_path / "run")
 
 
@@ -286,7 +289,12 @@ def test_onnx__a_loss_of_accuracy_is_refused(
     [
         ("onnx", "area", {"export.precision": "int8"}, "is proven by its accuracy on images: give some with"),
         ("pt2", "area", {"export.precision": "int8"}, "precision = 'int8' is for onnx alone"),
-        ("safetensors", "area", {"export.include_preprocess": True}, "include_preprocess is for graphs"),
+        (
+            "safetensors",
+            "area",
+            {"export.include_preprocess": True},
+            "include_preprocess is for onnx or pt2 alone",
+        ),
         ("onnx", "hamming", {"export.include_preprocess": True}, "bicubic_antialias, area, not by hamming;"),
         ("onnx", "mean", {}, r"resize images by 'mean'.* set data.eval_resample to one of"),
     ],

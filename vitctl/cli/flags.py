@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_type_hints
 import typer
 
 from vitctl.cli import completion
-from vitctl.recipe.export_formats import FORMATS, GRAPHS, formats_in_words
+from vitctl.recipe.export_formats import FORMATS, GRAPHS, OPSET, OPSETS, RESIZING, formats_in_words
 
 if TYPE_CHECKING:
     from vitctl.recipe.load import Loaded, Override
@@ -184,7 +184,7 @@ FLAGS = (
         "--include-preprocess",
         "export.include_preprocess",
         bool,
-        f"{GRAPHS}: resize and crop inside the graph; the input is uint8 [B, H, W, 3]",
+        f"{RESIZING}: resize and crop inside the graph; the input is uint8 [B, H, W, 3]",
         "export",
     ),
     Flag(
@@ -201,6 +201,28 @@ FLAGS = (
         f"{GRAPHS}: average the logits of an image and its mirror image inside the graph",
         "export",
     ),
+    Flag(
+        "--opset",
+        "export.opset",
+        int,
+        f"onnx: operator set, {min(OPSETS)} to {max(OPSETS)}; {OPSET} unless given",
+        "export",
+    ),
+    Flag(
+        "--web",
+        "export.web",
+        bool,
+        "onnx: also a page, model.html, that classifies a dropped photograph in the browser",
+        "export",
+    ),
+    Flag(
+        "--push",
+        "export.push",
+        str,
+        "hf, timm, peft: also upload the folder to ORGANISATION/NAME on Hugging Face's hub, private",
+        "export",
+    ),
+    Flag("--public", "export.public", bool, "A repository that --push makes is public", "export"),
     Flag(
         "--flip-average",
         "evaluation.flip_average",

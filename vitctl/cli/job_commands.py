@@ -264,7 +264,7 @@ def export(
     recipe: RecipeName = "export",
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Run folder, or the file of a single --to onnx, pt2 or safetensors"),
+        typer.Option("--out", "-o", help="Run folder, or the file of a single graph or of --to safetensors"),
     ] = None,
     set_: Set = None,
 ) -> None:

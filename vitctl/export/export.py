@@ -20,6 +20,7 @@ from vitctl.engine.journal import LOG, Journal, Report, silent
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import CheckpointError, RecipeError, refuse
 from vitctl.export.graph import Raw
+from vitctl.export.hub import check_token, push
 from vitctl.export.preprocess import IN_GRAPHS
 from vitctl.export.proof import (
     TOLERANCE,
@@ -120,6 +121,8 @@ def export(
     """
     stop = StopFlag() if stop is None else stop
     options = recipe.export
+    if options.push:
+        check_token(options.push)
     found = weights_of(recipe)
     if names := distinct(found.weights.meta.get("class_names") or ()):
         found.weights.meta["class_names"] = list(names)  # other programs distinguish classes by name alone
@@ -158,7 +161,7 @@ def export(
 
     def request(row: ExportFormat) -> ExportRequest:
         stop.check()
-        graph = _graph(found, plain, options) if row.is_graph else plain if row.in_folder else own
+        graph = _graph(found, plain, options, row) if row.is_graph else plain if row.in_folder else own
         resizing = check(row) if graph.preprocess is None else None
         return ExportRequest(row, found, graph, run_dir, name, options, resizing, images, model_score)
 
@@ -188,6 +191,11 @@ def export(
                 batch_sizes=list(options.batch_sizes),
                 notes=[*done.notes, *left],
             )
+    pushed = {}
+    for one, _, done in written:
+        if options.push and one.row.library:
+            files_of_folder = [*done.beside, done.path]
+            pushed = {"pushed_to": push(files_of_folder, options.push, options.public, journal)}
     return RunResult(
         "export",
         "done",
@@ -196,6 +204,7 @@ def export(
             **weights_scored(found),
             "precision": options.precision,
             **({"flip_average": True} if options.flip_average else {}),
+            **pushed,
             "device": "cpu",
             "attention": attention_of(model),
             "versions": versions(),
@@ -206,16 +215,17 @@ def export(
     )
 
 
-def _graph(found: FoundWeights, plain: Raw, options: Export) -> Raw:
+def _graph(found: FoundWeights, plain: Raw, options: Export, row: ExportFormat) -> Raw:
     """Return the model as a graph computes it; RecipeError if pre-processing is wanted but unknown."""
     meta = found.weights.meta
-    if options.include_preprocess and not meta.keys() >= _RESIZING:
+    inside = options.include_preprocess and row.takes_photographs
+    if inside and not meta.keys() >= _RESIZING:
         raise RecipeError(
             "--include-preprocess",
             f"{found.path} does not record how images are resized",
             "leave the flag out, and resize images yourself",
         )
-    transform = stored_transform(meta) if options.include_preprocess else None
+    transform = stored_transform(meta) if inside else None
     if transform is not None and transform.resample not in IN_GRAPHS:
         raise RecipeError(
             "--include-preprocess",

@@ -113,14 +113,26 @@ class Raw(nn.Module):
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
 
     def traced(self) -> "Raw":
-        """Return the same model for an exporter, with kernels standardised once instead of in every pass."""
-        if not any(isinstance(module, StdConv) for module in self.modules()):
-            return self
-        result = copy.deepcopy(self)
-        for module in result.modules():
-            if isinstance(module, StdConv):
-                module.standardise_once()
-        return result
+        """Return the same model for an exporter: what no image changes is computed once, not in every pass.
+
+        These are standardised kernels, and tables of positions, which some converters lack the float64 for.
+        """
+        result = self
+        if any(isinstance(module, StdConv) for module in self.modules()):
+            result = copy.deepcopy(self)
+            for module in result.modules():
+                if isinstance(module, StdConv):
+                    module.standardise_once()
+        model = result.model
+        if not isinstance(model, VisionTransformer):
+            return result
+        fixed = copy.copy(model)
+        if (turns := model.turns()) is not None:
+            fixed.__dict__["turns"] = lambda: turns
+        if model.config.position_embedding == "sincos":
+            positions = model.positions()
+            fixed.__dict__["positions"] = lambda: positions
+        return _with(result, "network", _with(result.network, "model", fixed))
 
 
 def folded(raw: Raw) -> Raw:

@@ -21,8 +21,9 @@ from vitctl.export.low_precision import narrow
 from vitctl.export.proof import Opened, answering, run_model
 from vitctl.export.resizing import stored_transform
 from vitctl.models.weights.meta import activation_of
+from vitctl.recipe.export_formats import OPSET, OPSETS
+from vitctl.system.files import write_text
 
-OPSET = 20
 # An ONNX file is limited to 2 GiB; above this size, weights go to a second file.
 MOST_BYTES_INSIDE = 2**31 - 2**26
 PROGRAM_METADATA = "vitctl.json"  # among torch's extra files
@@ -44,7 +45,7 @@ def write_onnx(request: ExportRequest, folder: Path) -> Written:
     file, notes = folder / f"{request.name}.onnx", []
     with partial_folder(request.run_dir, "float32") as aside, quiet():
         full = file if request.precision == "float32" else aside / file.name
-        trace(request.model, full, _metadata(request))
+        trace(request.model, full, _metadata(request), request.options.opset)
         if full != file:
             assert request.images is not None  # the recipe requires them
             ranges, text = narrow(
@@ -53,7 +54,41 @@ def write_onnx(request: ExportRequest, folder: Path) -> Written:
             (folder / f"{request.name}.ranges.json").write_text(json.dumps(ranges, indent=1) + "\n")
             notes.append(text)
     (folder / f"{request.name}.py").write_text(sample_program(_described(request), request.model))
+    if request.options.web:
+        write_web_page(request, file)
+        notes.append(f"the page needs onnxruntime-web beside it: {_ORT_WEB}; then python -m http.server")
     return Written(file, (described(file), *notes))
+
+
+# The runtime for the page, from npm, into this folder.
+_ORT_WEB = "npm pack onnxruntime-web && tar xzf onnxruntime-web-*.tgz --strip-components=2 " + " ".join(
+    f"package/dist/ort{name}"
+    for name in (".wasm.min.js", *(f"-wasm-simd-threaded.{end}" for end in ("mjs", "wasm")))
+)
+
+
+def write_web_page(request: ExportRequest, file: Path) -> None:
+    """Write NAME.html, which runs the file in a browser and asks nobody but its own folder.
+
+    Raises CheckpointError without classes, and for weights beside the file: too large for a browser.
+    """
+    has_data = file.with_name(f"{file.name}.data").exists()
+    if has_data or request.model.model.head is None:
+        what = "is too large for a browser" if has_data else "has no classes to show on a page"
+        raise CheckpointError(file, f"{what}; it was not kept", "leave out --web")
+    meta = _described(request)
+    facts = {
+        "file": file.name,
+        "names": meta.get("class_names", []),
+        "activation": meta.get("activation"),
+        "upright": meta.get("exif_orientation") is not False,
+        "install": _ORT_WEB,
+    }
+    page = Path(__file__).with_name("web_page.html").read_text(encoding="utf-8")
+    # Inside a script element only "<" could end the text.
+    write_text(
+        file.with_suffix(".html"), page.replace("{{facts}}", json.dumps(facts).replace("<", "\\u003c"))
+    )
 
 
 def open_onnx(_request: ExportRequest, path: Path) -> Opened:
@@ -80,7 +115,7 @@ def open_onnx(_request: ExportRequest, path: Path) -> Opened:
 _ONNX_TRACE = "pkg.torch.onnx.stack_trace"
 
 
-def trace(model: Raw, path: Path, metadata: dict[str, str]) -> None:
+def trace(model: Raw, path: Path, metadata: dict[str, str], opset: int = OPSET) -> None:
     """Write a float32 model as ONNX with a free batch size; large weights go to PATH.data."""
     program = torch.onnx.export(
         folded(model.traced()),
@@ -89,10 +124,11 @@ def trace(model: Raw, path: Path, metadata: dict[str, str]) -> None:
         output_names=model.outputs,
         dynamic_shapes=(model.free_sizes(),),
         dynamo=True,
-        opset_version=OPSET,
+        opset_version=opset,
         verbose=False,
     )
     assert program is not None
+    program.model.ir_version = OPSETS[opset][0]
     program.model.metadata_props.update(metadata)
     for node in program.model.graph.all_nodes():
         node.metadata_props.pop(_ONNX_TRACE, None)  # with paths of this machine
@@ -102,11 +138,12 @@ def trace(model: Raw, path: Path, metadata: dict[str, str]) -> None:
 
 
 def described(path: Path) -> str:
-    """Return the operator set of an ONNX file, and its inputs and outputs with their free axes."""
+    """Return the operator set of an ONNX file, who reads it, and its inputs and outputs with free axes."""
     file = onnx.load(path, load_external_data=False)
     opset = next(entry.version for entry in file.opset_import if entry.domain in ("", "ai.onnx"))
     inputs, outputs = (", ".join(map(_in_words, values)) for values in (file.graph.input, file.graph.output))
-    return f"opset {opset}; {inputs} -> {outputs}"
+    readers = (since for number, (ir, since) in OPSETS.items() if number >= opset and ir >= file.ir_version)
+    return f"opset {opset}, for onnxruntime {next(readers)} or newer; {inputs} -> {outputs}"
 
 
 def _in_words(value: onnx.ValueInfoProto) -> str:
@@ -199,17 +236,23 @@ def write_program(request: ExportRequest, folder: Path) -> Written:
     `torch.export.load(FILE).module()` runs it without vitctl.
     """
     file, model = folder / f"{request.name}.pt2", request.model.traced()
-    meta = _described(request) | {"weights_sha256": request.found.weights.digest}
-    meta |= {"flip_average": True} if request.options.flip_average else {}
     with quiet():
         program = torch.export.export(model, (model.example(2),), dynamic_shapes=(model.free_sizes(),))
         for module in program.graph_module.modules():
             for node in getattr(module, "graph", torch.fx.Graph()).nodes:
                 node.meta.pop("stack_trace", None)  # with paths of this machine
-        torch.export.save(program, file, extra_files={PROGRAM_METADATA: json.dumps(meta)})
+        torch.export.save(
+            program, file, extra_files={PROGRAM_METADATA: json.dumps(program_metadata(request))}
+        )
     outputs, axes = " and ".join(model.outputs), ", ".join(model.free_axes)
     text = f"torch.export.load(FILE).module()(images) gives {outputs}; free axes: {axes}"
     return Written(file, (text,))
+
+
+def program_metadata(request: ExportRequest) -> dict[str, Any]:
+    """Return what `vitctl.json` holds: class names, pre-processing, activation, the digest of the weights."""
+    meta = _described(request) | {"weights_sha256": request.found.weights.digest}
+    return meta | ({"flip_average": True} if request.options.flip_average else {})
 
 
 def open_program(_request: ExportRequest, path: Path) -> Opened:

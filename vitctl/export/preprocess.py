@@ -57,10 +57,11 @@ class Preprocess(nn.Module):
                     old[axis],
                     new[axis],
                     self._numbers(first[axis], t.image_size, new[axis] - 1),
+                    axis,
                 )
                 for axis in (0, 1)
             )
-            pixels = _rounded(pixels @ columns[0].T, columns[1])  # as torch: rows first, rounded
+            pixels = _rounded(pixels @ columns[0], columns[1])  # as torch: rows first, rounded
             pixels = _rounded(rows[0] @ pixels, rows[1])
         return self._filled(pixels, first, new) if whole else pixels
 
@@ -82,26 +83,28 @@ def _rounded(sums: Tensor, one: Tensor) -> Tensor:
 
 
 def _weights(
-    resample: EvalResample, num_old: int, old: Tensor, new: Tensor, wanted: Tensor
+    resample: EvalResample, num_old: int, old: Tensor, new: Tensor, wanted: Tensor, axis: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the weights `[count, num_old]` of old pixels for the `wanted` new ones, and the weight of 1.
+    """Return the weights of old pixels for the `wanted` new ones, along `axis`, and the weight of 1.
 
-    `num_old` and `old` are the old side, as a number and as a tensor of the graph.
+    `num_old` and `old` are the old side, as a number and as a tensor of the graph. Weights of columns are
+    made along axis 1, not transposed: onnxruntime to 1.24 fuses that with the product, and has no kernel
+    for it in float64.
     """
     # Row 0 is included: it often has the largest weight, which determines the rounding of all.
-    numbers = torch.cat([torch.zeros(1, dtype=torch.float64), wanted])[:, None]
-    pixels = torch.arange(num_old, dtype=torch.float64)[None]
+    numbers = torch.cat([torch.zeros(1, dtype=torch.float64), wanted]).unsqueeze(1 - axis)
+    pixels = torch.arange(num_old, dtype=torch.float64).unsqueeze(axis)
     scale = old / new
     if resample == "bilinear":
         centres = torch.minimum((scale * (numbers + 0.5) - 0.5).clamp(min=0), old - 1)
-        return _as_integers(_triangle(pixels - centres))
+        return _as_integers(_triangle(pixels - centres), axis)
     is_cubic = resample == "bicubic_antialias"
     width = scale.clamp(min=1)
     centres, reach = scale * (numbers + 0.5), width * (2 if is_cubic else 1)
     begin, end = torch.floor((centres - reach + 0.5).clamp(min=0)), torch.floor(centres + reach + 0.5)
     weights = (_cubic if is_cubic else _triangle)((pixels - centres + 0.5) * (1 / width))
     weights = torch.where((pixels >= begin) & (pixels < end), weights, torch.zeros_like(weights))
-    return _as_integers(weights / weights.sum(dim=1, keepdim=True))
+    return _as_integers(weights / weights.sum(dim=1 - axis, keepdim=True), axis)
 
 
 def _area_means(values: Tensor, axis: int, old: Tensor, new: Tensor, wanted: Tensor) -> Tensor:
@@ -127,10 +130,10 @@ def _cubic(distance: Tensor) -> Tensor:
     return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
 
 
-def _as_integers(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights as torch rounds them, with as many bits as fit into 16, without their first row."""
+def _as_integers(weights: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Return the weights as torch rounds them, with as many bits as fit into 16, without the first."""
     bits = torch.arange(1, _MOST_BITS + 1, dtype=torch.float64)
     fits = torch.floor(weights.max() * torch.exp2(bits) + 0.5) < _LARGEST_WEIGHT
     one = torch.exp2(fits.to(torch.float64).sum())
     half = torch.where(weights < 0, -0.5, 0.5)
-    return torch.trunc(weights * one + half)[1:], one
+    return torch.trunc(weights * one + half).narrow(axis, 1, weights.shape[axis] - 1), one

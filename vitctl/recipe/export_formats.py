@@ -4,6 +4,7 @@ The command, its completion, the recipe, the writer, the proof, model cards, err
 these rows. To add a format, add a row here and the functions that it names.
 """
 
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from vitctl.data.images.transforms import EvalResample, EvalTransform
 
 _GRAPH, _WEIGHTS = "vitctl.export.graph_files", "vitctl.export.weights_folder"
+_DEVICE = "vitctl.export.device_graphs"
 _PIPELINE = ("transformers", "vitctl.export.other_programs:open_pipeline")
+_REPOSITORY = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", re.ASCII)
 _PILLOW = "Pillow, with which most programs resize,"
 
 
@@ -29,8 +32,9 @@ class ExportFormat:
             `Written`.
         prover: `module:function` that opens the written file and returns it as `Opened`.
         readers: (package, prover) of other programs; only installed ones are run.
-        is_graph: the file computes, so pre-processing and features can be inside.
-        requires: packages that writer and prover import and that vitctl does not install.
+        is_graph: the file computes, so features and the average over a mirror image can be inside.
+        takes_photographs: pre-processing can be inside too, which needs float64 and free sizes.
+        requires: modules that writer and prover import, of the extra with the format's name.
         in_folder: written into a folder with a model card, not into the run folder.
         reader: the program that reads it, as the subject of "... resizes by ...".
         resizing: how that program resizes images, as far as the format can express it.
@@ -45,6 +49,7 @@ class ExportFormat:
     prover: str = f"{_WEIGHTS}:open_weights_file"
     readers: tuple[tuple[str, str], ...] = ()
     is_graph: bool = False
+    takes_photographs: bool = False
     precisions: tuple[str, ...] = ("float32",)
     requires: tuple[str, ...] = ()
     in_folder: bool = True
@@ -67,6 +72,7 @@ _ROWS = (
         writer=f"{_GRAPH}:write_onnx",
         prover=f"{_GRAPH}:open_onnx",
         is_graph=True,
+        takes_photographs=True,
         precisions=("float32", "float16", "int8"),
         in_folder=False,
         reader=_PILLOW,
@@ -79,6 +85,43 @@ _ROWS = (
         writer=f"{_GRAPH}:write_program",
         prover=f"{_GRAPH}:open_program",
         is_graph=True,
+        takes_photographs=True,
+        in_folder=False,
+        reader=_PILLOW,
+        resizing="pillow",
+    ),
+    ExportFormat(
+        name="openvino",
+        ending=".xml",
+        what="the graph of `onnx` for Intel's OpenVINO, an `.xml` with its weights in a `.bin`",
+        writer=f"{_DEVICE}:write_openvino",
+        prover=f"{_DEVICE}:open_openvino",
+        is_graph=True,
+        requires=("openvino",),
+        in_folder=False,
+        reader=_PILLOW,
+        resizing="pillow",
+    ),
+    ExportFormat(
+        name="executorch",
+        ending=".pte",
+        what="a program for phones: ExecuTorch with XNNPACK, one image a call",
+        writer=f"{_DEVICE}:write_executorch",
+        prover=f"{_DEVICE}:open_executorch",
+        is_graph=True,
+        requires=("executorch",),
+        in_folder=False,
+        reader=_PILLOW,
+        resizing="pillow",
+    ),
+    ExportFormat(
+        name="litert",
+        ending=".tflite",
+        what="a graph for phones: LiteRT, which was TensorFlow Lite, one image a call",
+        writer=f"{_DEVICE}:write_litert",
+        prover=f"{_DEVICE}:open_litert",
+        is_graph=True,
+        requires=("litert_torch", "ai_edge_litert"),
         in_folder=False,
         reader=_PILLOW,
         resizing="pillow",
@@ -145,6 +188,12 @@ _ROWS = (
 )
 FORMATS: dict[str, ExportFormat] = {row.name: row for row in _ROWS}
 GRAPHS = ", ".join(row.name for row in _ROWS if row.is_graph)
+RESIZING = ", ".join(row.name for row in _ROWS if row.takes_photographs)
+
+# Operator set -> IR version that holds it, and the first onnxruntime with both: its documentation's table
+# (https://onnxruntime.ai/docs/reference/compatibility.html), which ends with 21.
+OPSETS = {18: (8, "1.14"), 19: (9, "1.16"), 20: (9, "1.17"), 21: (10, "1.18")}
+OPSET = 20
 
 
 def formats_in_words(rows: Iterable[ExportFormat] = _ROWS) -> str:
@@ -155,11 +204,9 @@ def formats_in_words(rows: Iterable[ExportFormat] = _ROWS) -> str:
 def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable[str]) -> None:
     """Raise ValueError for options that the chosen formats do not have; `inside` are those of graphs."""
     chosen = [FORMATS[name] for name in to]
-    graphs = formats_in_words(row for row in _ROWS if row.is_graph)
-    able = formats_in_words(row for row in _ROWS if precision in row.precisions)
     for row in chosen:
         if lacking := [package for package in row.requires if find_spec(package) is None]:
-            raise ValueError(f"to = '{row.name}' needs {lacking[0]}; pip install {' '.join(lacking)}")
+            raise ValueError(f"to = '{row.name}' needs {lacking[0]}; pip install 'vitctl[{row.name}]'")
     if file and len(chosen) > 1:
         raise ValueError(f"file = '{file}' takes one format; choose it with --to")
     if file and chosen[0].in_folder:
@@ -169,12 +216,36 @@ def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable
             f"{shlex.quote(str(Path(file).with_suffix('')))}"
         )
     for option in inside:
-        if not any(row.is_graph for row in chosen):
-            raise ValueError(
-                f"{option} is for graphs, not for weights alone: export to {graphs}, or leave it out"
-            )
+        takes = "takes_photographs" if option == "include_preprocess" else "is_graph"
+        if not any(getattr(row, takes) for row in chosen):
+            able = formats_in_words(row for row in _ROWS if getattr(row, takes))
+            raise ValueError(f"{option} is for {able} alone; export to {able}, or leave it out")
+    able = formats_in_words(row for row in _ROWS if precision in row.precisions)
     if not any(precision in row.precisions for row in chosen):
         raise ValueError(f"precision = '{precision}' is for {able} alone; export to {able}, or leave it out")
+
+
+def check_onnx(to: Iterable[str], opset: int, web: bool, inside: Iterable[str]) -> None:
+    """Raise ValueError for an operator set that the writer of onnx does not have, or options without onnx."""
+    if opset not in OPSETS:
+        raise ValueError(f"opset = {opset} should be one of {', '.join(map(str, OPSETS))}")
+    for option in ["opset"] * (opset != OPSET) + ["web"] * web:
+        if "onnx" not in to:
+            raise ValueError(f"{option} is for onnx alone; export to onnx, or leave it out")
+    if web and "include_preprocess" not in inside:
+        raise ValueError("web needs the pre-processing inside the file; add --include-preprocess")
+
+
+def check_push(to: Iterable[str], push: str, public: bool) -> None:
+    """Raise ValueError unless `push` names a repository, and one of the formats is a folder for a hub."""
+    chosen = [name for name in to if FORMATS[name].library]
+    if push and not _REPOSITORY.fullmatch(push):
+        raise ValueError(f"push = '{push}' should be ORGANISATION/NAME or ACCOUNT/NAME")
+    if push and len(chosen) != 1:
+        able = formats_in_words(row for row in _ROWS if row.library)
+        raise ValueError(f"push = '{push}' takes one folder with a model card: choose {able} with --to")
+    if public and not push:
+        raise ValueError("public is for push alone; add --push ORGANISATION/NAME, or leave it out")
 
 
 def readers_transform(row: ExportFormat, ours: "EvalTransform") -> "EvalTransform":

@@ -23,7 +23,17 @@ from vitctl.errors import refuse
 from vitctl.models.variants import LORA_TARGETS
 from vitctl.models.weights.meta import HALF, LARGEST, SMALLEST
 from vitctl.models.weights.names import full_address
-from vitctl.recipe.export_formats import FORMATS, GRAPHS, check_options, formats_in_words
+from vitctl.recipe.export_formats import (
+    FORMATS,
+    GRAPHS,
+    OPSET,
+    OPSETS,
+    RESIZING,
+    check_onnx,
+    check_options,
+    check_push,
+    formats_in_words,
+)
 from vitctl.system.address import check_local
 
 MOST_NUMBER = 10**12
@@ -904,8 +914,8 @@ class Export(Section):
     batch_sizes: Ints = knob((1, 3, 8), "batch sizes at which the exported file must agree", unit="images")
     include_preprocess: bool = knob(
         False,
-        f"{GRAPHS}: pre-processing inside the graph; its input is then photographs of any size, uint8 [B, H, "
-        "W, 3], one size per batch",
+        f"{RESIZING}: pre-processing inside the graph; its input is then photographs of any size, uint8 "
+        "[B, H, W, 3], one size per batch",
     )
     features: bool = knob(False, f"{GRAPHS}: the representation before the head as a second output, [B, R]")
     flip_average: bool = knob(
@@ -914,6 +924,9 @@ class Export(Section):
     precision: Literal["float32", "float16", "int8"] = knob(
         "float32",
         "onnx: number format of weights and activations; below float32 proven by accuracy on [data]",
+    )
+    opset: int = knob(
+        OPSET, f"onnx: operator set, {min(OPSETS)} to {max(OPSETS)}; a smaller one for an older runtime"
     )
     max_accuracy_loss: float = knob(
         0.01,
@@ -937,6 +950,17 @@ class Export(Section):
         ge=0,
     )
 
+    web: bool = knob(
+        False,
+        "onnx, with include_preprocess: also a page that runs the file in a browser, on a dropped photograph",
+    )
+    push: str = knob(
+        "",
+        "also upload the folder of hf, timm or peft to this repository of Hugging Face's hub, "
+        "ORGANISATION/NAME, with the token of huggingface_hub",
+    )
+    public: bool = knob(False, "a repository that push makes is public; else it is private")
+
     @field_validator("to")
     @classmethod
     def _are_formats(cls, to: tuple[str, ...]) -> tuple[str, ...]:
@@ -950,4 +974,6 @@ class Export(Section):
     def _formats_have_options(self) -> Self:
         inside = [key for key in ("include_preprocess", "features", "flip_average") if getattr(self, key)]
         check_options(self.to, self.file, self.precision, inside)
+        check_onnx(self.to, self.opset, self.web, inside)
+        check_push(self.to, self.push, self.public)
         return self

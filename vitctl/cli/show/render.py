@@ -172,6 +172,7 @@ _LINES = {
     "expected": "the plan expects {images_per_second:,.0f} images/s, {mfu:.0%} of the GPU's peak",
     "setting": "lr {lr:g}, {total_steps:,} steps: mean on the validation images {accuracy:.2%}",
     "task": "{task}  accuracy {accuracy:.2%}",
+    "push": "{text}",
     "export": "{path}: verified, largest difference {difference:.1e} of the logits' deviation",
 }
 

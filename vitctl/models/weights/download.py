@@ -113,7 +113,8 @@ def _try_fetch(url: str, fetch: Fetch) -> Path | None:
 Progress = Callable[[int, int], None]
 # Torch's servers put the start of the SHA-256 into the name, as in vit_b_16-c867db91.pth.
 _HASHED_NAME_HOST = "download.pytorch.org"
-_LOST = {"ConnectionError", "Timeout", "TransportError"}  # classes of requests and of httpx
+# Classes of huggingface_hub, and of requests and httpx.
+OFFLINE, LOST = "OfflineModeIsEnabled", {"ConnectionError", "Timeout", "TransportError"}
 _HUB_FILE = re.compile(rf"{HUB}/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 # Cached file -> address with query, once this process has compared it with the server's.
 _CHECKED: dict[Path, str] = {}
@@ -209,22 +210,27 @@ def _from_hub_cache(url: str, progress: Progress, repository: str, revision: str
     return path
 
 
-def _hub_error(url: str, error: BaseException) -> Exception:
-    """Convert an error of huggingface_hub, whose text may quote an address.
-
-    The classes for a lost connection are those of its HTTP library, which differs between versions.
-    """
-    from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled
-
+def hub_facts(error: BaseException) -> tuple[int, set[str]]:
+    """Return the status of the server's answer, 0 without one, and the classes of an error and its causes."""
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
     responses = (getattr(one, "response", None) for one in chain)
     status = next((one.status_code for one in responses if one is not None), 0)
-    names = {kind.__name__ for one in chain for kind in type(one).__mro__}
+    return status, {kind.__name__ for one in chain for kind in type(one).__mro__}
+
+
+def _hub_error(url: str, error: BaseException) -> Exception:
+    """Convert an error of huggingface_hub, whose text may quote an address.
+
+    The classes for a lost connection are those of its HTTP library, which differs between versions.
+    """
+    from huggingface_hub.errors import EntryNotFoundError
+
+    status, names = hub_facts(error)
     if isinstance(error, EntryNotFoundError) and status:
         return NotOnServerError(url, "no such file on the server")
-    if OfflineModeIsEnabled.__name__ in names:
+    if OFFLINE in names:
         return CheckpointError(url, "HF_HUB_OFFLINE is set, and the file is not in the cache", "unset it")
     if status in TRANSIENT:
         return TransientError(status_text(status, url))
@@ -235,7 +241,7 @@ def _hub_error(url: str, error: BaseException) -> Exception:
             "private, gated or misspelt",
             f"accept its terms, if it has any, at {page}, and set HF_TOKEN to a token of your account",
         )
-    if not status and names & _LOST:
+    if not status and names & LOST:
         text = "the host cannot be reached; check the network"
         return TransientError(text, is_unknown="gaierror" in names)
     return explained(error) or CheckpointError(url, type(error).__name__)
