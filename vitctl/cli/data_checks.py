@@ -47,7 +47,7 @@ def check(
     ] = False,
     root: Root = DATA,
     columns: Columns = "",
-    workers: Workers = -1,
+    workers: Workers = None,
     accept_labels: Annotated[
         bool, typer.Option("--accept-labels", help="Accept different labels for the same image")
     ] = False,
@@ -55,6 +55,9 @@ def check(
     """Check shards: decode every image; find damaged, missing, extra and duplicate data.
 
     The same image with different labels is an error, except in a known data set or with --accept-labels.
+
+    For example: vitctl data check shards/
+    Guide: docs/own-data.md
     """
     from vitctl.cli.show.console import say
     from vitctl.data.datasets.catalog import is_photographs
@@ -294,11 +297,12 @@ def stats(
         int, typer.Option("--images", help="Number of images to decode per split; 0: all", min=0)
     ] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
-    workers: Workers = -1,
+    workers: Workers = None,
 ) -> None:
     """Print images per class, sizes, formats, bytes, mean and standard deviation of the colours.
 
     For example: vitctl data stats shards/
+    Guide: docs/own-data.md
     """
     from vitctl.cli.show.console import adding, progress_bar, say, show_table
     from vitctl.data.inspect.overview import measure
@@ -378,6 +382,7 @@ def show(
     """Draw a contact sheet of sample images with their classes.
 
     For example: vitctl data show shards/ sheet.png
+    Guide: docs/own-data.md
     """
     from vitctl.cli.show.console import say
     from vitctl.data.images.transforms import TrainTransform
@@ -437,13 +442,14 @@ def dedup(
         bool,
         typer.Option("--apply", help="Exclude the matches from training (writes excluded.json)"),
     ] = False,
-    workers: Workers = -1,
+    workers: Workers = None,
 ) -> None:
     """Find duplicates and near-duplicates of test images in training data.
 
     Without --against, find near-duplicates within a data set: inside each split and across splits.
 
     For example: vitctl data dedup shards/ --against pets/test --apply
+    Guide: docs/own-data.md
     """
     from vitctl.cli.show.console import adding, progress_bar, say, show_table
     from vitctl.data.inspect.duplicates import compare, free_folder, write_report

@@ -59,6 +59,7 @@ def list_(
     """List the shipped recipes and sweeps by kind. With a word or --all, describe each of them.
 
     For example: vitctl recipes list pets
+    Guide: docs/recipes.md
     """
     from vitctl.cli.show.console import say, show_table
     from vitctl.errors import RecipeError
@@ -103,7 +104,11 @@ def show(
     origins: Annotated[bool, typer.Option("--origins", help="Show where each value was set")] = False,
     set_: Set = None,
 ) -> None:
-    """Show a recipe with all inherited and default values."""
+    """Show a recipe with all inherited and default values.
+
+    For example: vitctl recipes show in1k_b16 --origins
+    Guide: docs/recipes.md
+    """
     from vitctl.recipe.load import load_recipe, parse_override
     from vitctl.recipe.write import to_toml
 
@@ -122,7 +127,11 @@ def explain(
         ),
     ],
 ) -> None:
-    """Explain a key: type, unit, default and source in the paper."""
+    """Explain a key: type, unit, default and source in the paper.
+
+    For example: vitctl recipes explain optimizer.weight_decay
+    Guide: docs/recipes.md
+    """
     from vitctl.recipe.write import explain as explain_key
 
     for line in explain_key(key):
@@ -131,7 +140,11 @@ def explain(
 
 @app.command()
 def diff(first: Name, second: Name) -> None:
-    """Show the values that differ between two recipes."""
+    """Show the values that differ between two recipes.
+
+    For example: vitctl recipes diff in1k_b16 in1k_b32
+    Guide: docs/recipes.md
+    """
     from vitctl.cli.show.console import show_table
     from vitctl.recipe.load import load_recipe
     from vitctl.recipe.write import differences, toml_value
@@ -150,7 +163,11 @@ def check(
         list[Path] | None, typer.Argument(metavar="FILES", help="Recipe files; default: all shipped recipes")
     ] = None,
 ) -> None:
-    """Check recipe files and print all problems."""
+    """Check recipe files and print all problems.
+
+    For example: vitctl recipes check mine.toml
+    Guide: docs/recipes.md
+    """
     from vitctl.errors import RecipeError
     from vitctl.recipe.load import load_recipe, recipe_names
 
@@ -194,6 +211,7 @@ def table(
     """Show the paper's tables: settings, the paper's results beside yours, and the cost of each run.
 
     For example: vitctl recipes table 2 --target ReaL
+    Guide: docs/reproduce-the-paper.md
     """
     from vitctl.cli.show.paper_tables import show_paper_tables
 
