@@ -1,5 +1,6 @@
 """`vitctl recipes list | show | explain | diff | check | table`."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -21,28 +22,18 @@ Name = Annotated[
     ),
 ]
 
-# Recipe group -> first parts of its recipes' names, in display order.
+# Recipe group -> first parts of its recipes' names, in display order. Each is a word for `recipes list`.
 GROUPS = {
-    "yours, not the paper's": ("finetune", "quickstart", "smoke", "cifar10"),
-    "published results": (
-        "dinov2",
-        "mae",
-        "augreg",
-        "better",
-        "deit3",
-        "eva02",
-        "beit2",
-        "clip",
-        "siglip2",
-        "short",
-    ),
+    "your images": ("finetune", "quickstart", "smoke", "cifar10"),
+    "foundation models": ("dinov2", "mae", "eva02", "beit2", "clip", "siglip2"),
+    "ImageNet and CIFAR": ("augreg", "better", "deit3", "short"),
     "Table 3, JFT-300M": ("jft",),
     "Table 3, ImageNet-21k": ("in21k",),
     "Table 3, ImageNet": ("in1k",),
-    "Table 4 and BiT's rule": ("finetune_", "bit"),
+    "Table 4, BiT's rule": ("finetune_", "bit"),
     "score and export": ("fewshot", "probe", "vtab", "evaluate", "export"),
     "figures": ("fig2", "fig3", "fig4", "fig5"),
-    "B.1.2, masked patches": ("masked",),
+    "masked patches": ("masked",),
     "appendix D": ("d1", "d2", "d3", "d4", "d5", "d6"),
 }
 OTHERS = "others"
@@ -56,7 +47,7 @@ def list_(
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="List every recipe with job and description")] = False,
 ) -> None:
-    """List the shipped recipes and sweeps by kind. With a word or --all, describe each of them.
+    """List the kinds of shipped recipes; with a word or --all, each recipe.
 
     For example: vitctl recipes list pets
     Guide: docs/recipes.md
@@ -85,15 +76,16 @@ def list_(
 def _show_groups(recipes: Sequence[str], sweeps: Sequence[str]) -> None:
     from vitctl.cli.show.console import say, show_table
 
-    names: dict[str, list[str]] = {title: [] for title in (*GROUPS, OTHERS)}
+    counts = {title: Counter[str]() for title in (*GROUPS, OTHERS)}
     for name in recipes:
         # `finetune` is for the user's images; `finetune_pets` and the like are the paper's.
         start = "finetune_" if name.startswith("finetune_") else name.partition("_")[0]
-        group = next((title for title, starts in GROUPS.items() if start in starts), OTHERS)
-        names[group].append(name)
-    rows = [(title, "  ".join(members)) for title, members in names.items() if members]
-    rows.append(("sweeps", "  ".join(sweeps)))
-    show_table((count_text(len(recipes), "recipe"), "names"), rows, left=None)
+        counts[next((title for title, starts in GROUPS.items() if start in starts), OTHERS)][start] += 1
+    rows = [(title, str(found.total()), "  ".join(found)) for title, found in counts.items() if found]
+    rows.append(
+        ("sweeps", str(len(sweeps)), "  ".join(dict.fromkeys(name.partition("_")[0] for name in sweeps)))
+    )
+    show_table(("recipes", "number", "words for list"), rows, left=("words for list",))
     say("\nvitctl recipes list WORD   describe recipes with this word; --all: every recipe")
     say("vitctl recipes show NAME   show all values of a recipe")
 

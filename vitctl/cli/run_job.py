@@ -173,6 +173,11 @@ def run_loaded(
             check_spread(config, loaded.recipe.machine.processes)
             own_address(config)
         prepared = prepare_run(loaded, run_dir, allow, config, batch)
+    recipe: Any = prepared.recipe
+    data, start = getattr(recipe, "data", None), getattr(recipe, "weights", None)
+    place = getattr(data, "datasets", ()) or [getattr(data, "path", "") or getattr(data, "dataset", "")]
+    about = [start.source if start else recipe.model.name, ", ".join(place), prepared.machine]
+    print(f"{recipe.job}: {', '.join(filter(None, about))}")
     if prepared.taken:
         say(prepared.taken, style="bold yellow")
     if (inputs := prepared.inputs) and inputs.train is not None:
