@@ -122,7 +122,7 @@ def test_check__all_shipped_and_a_file_of_ones_own(vitctl: Vitctl, tmp_path: Pat
     assert said.code == 2
     assert said.err == (
         "vitctl: a.toml:2: unknown key sead; did you mean seed?\n"
-        "no recipe is called 'smok'; did you mean smoke? `vitctl recipes list` shows them all\n"
+        "no recipe is called 'smok'; did you mean smoke? `vitctl recipes list --all` shows them all\n"
     )
 
 
