@@ -66,7 +66,8 @@ def list_(
     chosen = [row for row in rows if word is None or any(word.lower() in cell.lower() for cell in row)]
     if not chosen:
         raise RecipeError(
-            f"no recipe has '{word}' in its name, job or note", fix="`vitctl recipes list --all` shows their names"
+            f"no recipe has '{word}' in its name, job or note",
+            fix="`vitctl recipes list --all` shows their names",
         )
     show_table(("recipe", "job", "description"), chosen, left=None)
     if word is not None:
