@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from vitctl.cli import completion
 from vitctl.cli.data_commands import DATA, Columns, Root, app, number_of_workers, shards_of
-from vitctl.cli.flags import Workers
+from vitctl.cli.flags import Set, Workers, overrides_of
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import bytes_text, count_text, one_line, typed
 
@@ -375,19 +376,35 @@ def show(
     columns: Columns = "",
     augmented: Annotated[
         bool,
-        typer.Option("--augmented", help="Show training crops and flips beside each image"),
+        typer.Option("--augmented", help="Show beside each image what training sees of it in five epochs"),
     ] = False,
-    res: Annotated[int, typer.Option("--res", help="--augmented: image size in pixels", min=1)] = 224,
+    recipe: Annotated[
+        str,
+        typer.Option(
+            "--recipe",
+            "-r",
+            help="--augmented: training recipe whose augmentation is shown",
+            autocompletion=completion.recipes,
+        ),
+    ] = "finetune",
+    set_: Set = None,
+    res: Annotated[
+        int | None,
+        typer.Option("--res", help="--augmented: image size; default: the recipe's, or 224", min=1),
+    ] = None,
 ) -> None:
     """Draw a contact sheet of sample images with their classes.
 
     For example: vitctl data show shards/ sheet.png
+                 vitctl data show shards/ sheet.png --augmented -r mae_b16
     Guide: docs/own-data.md
     """
     from vitctl.cli.show.console import say
-    from vitctl.data.images.transforms import TrainTransform
     from vitctl.data.inspect.overview import MARK, cell, choose, draw_sheet, save, show_augmented
-    from vitctl.errors import DataError, refuse, writing
+    from vitctl.errors import DataError, RecipeError, refuse, writing
+    from vitctl.jobs.inputs.data import train_transform
+    from vitctl.recipe.load import load_recipe
+    from vitctl.recipe.schema import Finetune, Pretrain
     from vitctl.system.files import check_free
     from vitctl.system.remote import is_remote
 
@@ -406,7 +423,11 @@ def show(
     about = f"{count_text(len(source), 'image')} of {classes}; seed {seed}"
     samples = choose(len(source), num_images or (6 if augmented else 40), seed)
     if augmented:
-        page = show_augmented(source, samples, TrainTransform(res), seed=seed, title=title, subtitle=about)
+        training = load_recipe(recipe, overrides_of({"--res": ("data.image_size", res)}, set_)).recipe
+        if not isinstance(training, Pretrain | Finetune):
+            raise RecipeError(recipe, "has no augmentation", "name a recipe of pretrain or finetune")
+        sized = training.data.model_copy(update={"image_size": training.data.image_size or 224})
+        page = show_augmented(source, samples, train_transform(sized), seed=seed, title=title, subtitle=about)
     else:
         cells = [cell(source, sample) for sample in samples]
         page = draw_sheet(cells, columns=min(8, len(cells)), title=title, subtitle=about)

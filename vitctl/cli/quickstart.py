@@ -104,9 +104,10 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
     weights = {"weights.source": str(out / "pretrain")}
     rows = [steps.shards()]
     result, seconds = steps.run("pretrain", "quickstart")
-    accuracies = [float(result["metrics"]["accuracy"])]
-    majority = result["metrics"]["majority_class"]
-    rows.append(Row("pretrain", "60 invented letters", seconds, accuracies, majority))
+    scores = result["metrics"]
+    rows.append(
+        Row("pretrain", "60 invented letters", seconds, [scores["accuracy"]], scores["majority_class"])
+    )
 
     few = {"data.dataset": "digits", "fewshot.shots": (5,)}
     both, seconds = steps.run_twice("fewshot", "fewshot", **weights, **few)

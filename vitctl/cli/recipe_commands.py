@@ -60,8 +60,7 @@ def list_(
     if word is None and not all_:
         _show_groups(recipe_names(), sweep_names())
         return
-    recipes = {name: load_recipe(name).recipe for name in recipe_names()}
-    rows = [(name, recipe.job, recipe.note) for name, recipe in recipes.items()]
+    rows = [(one.name, one.recipe.job, one.recipe.note) for one in map(load_recipe, recipe_names())]
     rows += [(name, "sweep", find_sweep(name).note) for name in sweep_names()]
     chosen = [row for row in rows if word is None or any(word.lower() in cell.lower() for cell in row)]
     if not chosen:
@@ -82,10 +81,8 @@ def _show_groups(recipes: Sequence[str], sweeps: Sequence[str]) -> None:
         # `finetune` is for the user's images; `finetune_pets` and the like are the paper's.
         start = "finetune_" if name.startswith("finetune_") else name.partition("_")[0]
         counts[next((title for title, starts in GROUPS.items() if start in starts), OTHERS)][start] += 1
+    counts["sweeps"] = Counter(name.partition("_")[0] for name in sweeps)
     rows = [(title, str(found.total()), "  ".join(found)) for title, found in counts.items() if found]
-    rows.append(
-        ("sweeps", str(len(sweeps)), "  ".join(dict.fromkeys(name.partition("_")[0] for name in sweeps)))
-    )
     show_table(("recipes", "number", "words for list"), rows, left=("words for list",))
     say("\nvitctl recipes list WORD   describe recipes with this word; --all: every recipe")
     say("vitctl recipes show NAME   show all values of a recipe")

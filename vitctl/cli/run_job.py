@@ -176,8 +176,10 @@ def run_loaded(
     recipe: Any = prepared.recipe
     data, start = getattr(recipe, "data", None), getattr(recipe, "weights", None)
     place = getattr(data, "datasets", ()) or [getattr(data, "path", "") or getattr(data, "dataset", "")]
-    about = [start.source if start else recipe.model.name, ", ".join(place), prepared.machine]
-    print(f"{recipe.job}: {', '.join(filter(None, about))}")
+    print(
+        f"{recipe.job}: {start.source if start else recipe.model.name}"
+        + "".join(f", {fact}" for fact in (*place, prepared.machine) if fact)
+    )
     if prepared.taken:
         say(prepared.taken, style="bold yellow")
     if (inputs := prepared.inputs) and inputs.train is not None:
