@@ -60,9 +60,8 @@ def doctor() -> None:
     for found in run_checks():
         states.append(found.ok)
         show_table(("", "", ""), [("ok" if found.ok else "!!", f"{found.what:<12}", found.said)], left=None)
-    bad = states.count(False)
-    say(f"{bad} of {len(states)} need attention" if bad else "all is well")
-    if bad:
+    say("all is well" if all(states) else f"{states.count(False)} of {len(states)} need attention")
+    if not all(states):
         raise typer.Exit(2)
 
 
@@ -116,8 +115,8 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
     rows.append(Row("fewshot", "5 digit scans a class, frozen", seconds, accuracies, majority))
 
     both, seconds = steps.run_twice("finetune", "quickstart_finetune", **weights)
-    accuracies = [float(metrics["accuracy"]) for metrics in both]
-    rows.append(Row("finetune", "digit scans, 1,437 of them", seconds, accuracies, majority))
+    shares = [float(metrics["accuracy"]) for metrics in both]
+    rows.append(Row("finetune", "digit scans, 1,437 of them", seconds, shares, majority))
 
     both, seconds = steps.run_twice("vtab", "vtab_mini", **weights, **{"vtab.tasks": tuple(TASKS)})
     for name in TASKS:

@@ -209,8 +209,9 @@ def _check_machine(recipe: Recipe) -> str:
         return f"{machine.processes} processes, precision {machine.precision}"
     from vitctl.engine.runtime import device_and_precision
 
-    trackers = recipe.log.trackers if isinstance(recipe, TrainRecipe) else ()
-    cpu, precision = device_and_precision(machine.device, machine.precision, trackers)
+    cpu, precision = device_and_precision(
+        machine.device, machine.precision, recipe.log.trackers if isinstance(recipe, TrainRecipe) else ()
+    )
     return f"{'CPU' if cpu else 'GPU'}, {precision}"
 
 
