@@ -84,6 +84,7 @@ def test_claims__a_list_begins_after_an_empty_line() -> None:
             and re.match(r"[A-Za-z`\[*(]", before)
             and not before.startswith("* ")
         ]
+        swallowed += [f"{page}: {found}" for found in re.findall(r"[.;:] - [A-Z].{20}", "\n".join(lines))]
     assert swallowed == []
 
 
