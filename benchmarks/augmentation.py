@@ -1,4 +1,4 @@
-"""Random crops and RandAugment beside torchvision's and timm's: the table in docs/training.md.
+"""Random crops and RandAugment beside torchvision's and timm's: the tables of results/augmentation.md.
 
     python benchmarks/augmentation.py photographs.tar
 

@@ -19,24 +19,8 @@ def test_version(vitctl: Vitctl) -> None:
     assert (said.code, said.out) == (0, f"vitctl {__version__}\n")
 
 
-def test_help__lists_the_commands(vitctl: Vitctl) -> None:
-    said = vitctl("--help")
-    assert said.code == 0
-    for name in (
-        "pretrain",
-        "finetune",
-        "resume",
-        "fewshot",
-        "probe",
-        "vtab",
-        "evaluate",
-        "export",
-        "recipes",
-        "data",
-        "quickstart",
-    ):
-        assert f" {name} " in said.out
-    assert vitctl("-h") == said
+def test_help__h_is_help(vitctl: Vitctl) -> None:
+    assert vitctl("-h") == vitctl("--help")
 
 
 def test_a_bug__is_not_hidden(vitctl: Vitctl, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

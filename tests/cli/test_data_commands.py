@@ -250,8 +250,16 @@ def test_show__writes_a_page(vitctl: Vitctl, tmp_path: Path) -> None:
     assert (said.code, said.out) == (0, "4 images in page.png\n")
     with Image.open(tmp_path / "page.png") as page:
         assert page.format == "PNG"
-    said = vitctl("data", "show", "out", "more.png", "--augmented", "--res", 16)
-    assert (said.code, said.out) == (0, "6 images in more.png\n")
+    augmented = ("data", "show", "out", "more.png", "--augmented", "--res", 16)
+    seen = set[bytes]()
+    for recipe in ((), ("-r", "deit3_b16"), ("--set", "data.color_jitter=0.9")):  # its own augmentation
+        said = vitctl(*augmented, *recipe)
+        assert (said.code, said.out) == (0, "6 images in more.png\n")
+        seen.add((tmp_path / "more.png").read_bytes())
+    assert len(seen) == 3
+    assert vitctl(*augmented[:-2]).code == 0  # `finetune` takes the size of its weights
+    said = vitctl(*augmented, "-r", "fewshot")
+    assert (said.code, said.err.count("\n")) == (2, 1) and "fewshot" in said.err
     assert (
         vitctl("data", "show", "out", "page.jpg").err
         == "vitctl: page.jpg: should be the name of a .png file\n"

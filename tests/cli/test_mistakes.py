@@ -79,7 +79,7 @@ MISTAKES = [
     Mistake(f"{TRAIN} --set lr=0.1", "--set", "unknown key lr", "did you mean optimizer.lr?"),
     # Recipes
     Mistake(f"{TRAIN} --recipe mae-b16", "", "no recipe is called 'mae-b16'", "did you mean mae_b16"),
-    Mistake(f"{TRAIN} --recipe gone.toml", "gone.toml", "no such recipe file", "`vitctl recipes list`"),
+    Mistake(f"{TRAIN} --recipe gone.toml", "gone.toml", "no such recipe file", "`vitctl recipes list --all`"),
     Mistake(f"{TRAIN} --recipe mine.toml", "mine.toml:3", "unknown key optimiser", "did you mean optimizer?"),
     Mistake("pretrain -r finetune --data PHOTOS", "'finetune'", "not for `vitctl pre", "`vitctl finetune`"),
     # Data

@@ -39,7 +39,7 @@ def test_quickstart__fine_tuned_beats_scratch_beats_majority(
     assert json.loads({p.key: p.value for p in model.metadata_props}["class_names"]) == list("0123456789")
     assert read_weights(result["files"]["safetensors"]).config.num_classes == 10
     said = capsys.readouterr().out
-    assert "vitctl data shards PHOTOS" in said
+    assert "vitctl finetune --from" in said
     assert (out / "report.html").as_uri() in said
     page = (out / "report.html").read_text()
     assert len(page) < 3_000_000

@@ -101,6 +101,9 @@ def test_evaluate__prints_a_line_for_its_labels_and_writes_the_counts(
     numbers = [line.split()[1] for line in lines if line.startswith(("accuracy", "top-5", "majority"))]
     assert len(numbers) >= 2 and said.out.count(" 95 % interval ") == said.out.count("interval")
     assert sum(line.startswith("accuracy ") or ": accuracy " in line for line in lines) == 1
+    names = [line.partition("  ")[0] for line in lines]
+    assert "mean per class" in names and "macro recall" not in names  # the same number
+    assert lines[-1] == "next: vitctl report score"
     assert "per_class: score/per_class.csv" in said.out
     assert "confusion: score/confusion.csv" in said.out
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,13 +40,15 @@ def test_pretrain__plain_lines_a_result_and_again(vitctl: Vitctl, tiny_data: Pat
     assert (said.code, said.err) == (0, "")
     lines = said.out.splitlines()
     roles = "trained on 'train' (70 images), nothing chosen, scored on 'test' (23 images)"
-    assert lines[:2] == ["checking data and weights ...", roles]
-    assert lines[2:4] == [f"run folder: {FOLDER}", "reading weights and data ..."]
+    first = f"pretrain: Ti/4, {tiny_data}, CPU, float64"  # model, data, device and precision
+    assert lines[:3] == ["checking data and weights ...", first, roles]
+    assert lines[3:5] == [f"run folder: {FOLDER}", "reading weights and data ..."]
     assert [text.split()[1] for text in lines if text.startswith("step") and "loss" in text] == ["3/6", "6/6"]
     for word in ("lr ", "loss ", "images/s", "data-wait ", "left "):
-        assert word in lines[4]
+        assert word in lines[5]
     assert any(text.startswith("accuracy ") and "of 23 images" in text for text in lines)
-    assert lines[-1] == f"result: {FOLDER}/result.json"
+    assert lines[-3] == f"result: {FOLDER}/result.json"
+    assert lines[-1] == f"next: vitctl finetune --data PHOTOS --from {shlex.quote(FOLDER)}"
     assert "\x1b" not in said.out
     again = vitctl(*line)
     assert again.code == 0

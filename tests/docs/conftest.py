@@ -79,7 +79,7 @@ def write_foreign_shard(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def furnished(pretrained: Path, tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages call PHOTOS, NEW_PHOTOS, RUN, data/mine, runs/NAME, ..."""
+    """A folder with what the pages call PHOTOS, NEW_PHOTOS, RUN, START, data/mine, runs/NAME, ..."""
     home = tmp_path_factory.mktemp("furnished")
     write_photos(home / "PHOTOS", ("cat", "dog", "owl"), 16)
     write_photos(home / "NEW_PHOTOS", ("new",), 3)
@@ -96,7 +96,7 @@ def furnished(pretrained: Path, tiny_data: Path, tmp_path_factory: pytest.TempPa
     shutil.copytree(tiny_data, home / "data" / "mine")
     write_foreign_shard(home / "shards")
     (home / "classes.txt").write_text("cat\ndog\n")
-    for name in ("RUN", "quickstart/pretrain", "runs/NAME"):
+    for name in ("RUN", "START", "quickstart/pretrain", "runs/NAME"):
         shutil.copytree(pretrained, home / name)
     for name in ("a", "b"):
         do(

@@ -36,6 +36,10 @@ PARSED = {
     r"export .*(--to pt2|int8|--to onnx --to safetensors)": "tests/export/ runs them, README.md one of them",
     r"recipes table fig(2|3|13) ": "tests/report/test_paper_plot.py draws them, this page one of them",
     r"inspect .*quickstart": "needs a finished quickstart",
+    r"export .*--to (peft|hf --out base)": "needs adapters: tests/models/test_lora.py",
+    r"(probe|finetune) .*--dataset pets": "needs the data set",
+    r"evaluate .*evaluation.thresholds": "needs several labels: tests/jobs/test_several_labels.py",
+    r"evaluate .*--fit-temperature": "needs a run of these photos: tests/jobs/test_evaluate.py",
     r"runs (tail|clean|rm RUN)": "tests of runs run them, with a run that goes on and with somebody to ask",
 }
 PLANNED = r"(pretrain|finetune|sweep) "  # with --dry-run, unless RUN says otherwise

@@ -15,6 +15,10 @@ from tests.conftest import ROOT
 from tests.docs.conftest import DOCS
 
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+_SPEC = importlib.util.spec_from_file_location("pages", ROOT / ".ci" / "pages.py")
+assert _SPEC is not None and _SPEC.loader is not None
+site = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(site)
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
@@ -26,16 +30,57 @@ def pages(entry: Any) -> list[str]:
     return [page for part in parts for page in pages(part)]
 
 
-def test_navigation__has_every_page_once() -> None:
+def test_navigation__has_every_page_once_in_the_order_of_the_list() -> None:
     listed = pages(CONFIG["nav"])
     outside = [name for name in listed if not (DOCS / name).exists()]
-    assert sorted({*listed} - {*outside}) == sorted(path.name for path in DOCS.glob("*.md"))
+    assert sorted({*listed} - {*outside}) == sorted(
+        path.name for path in DOCS.glob("*.md") if path.stem != "README"
+    )
     assert len(listed) == len({*listed})
-    assert [name for name in outside if not (ROOT / name).is_file()] == []
+    assert [name for name in outside if not (ROOT / name).is_file()] == [site.HOME]
+    table = re.findall(r"^\| \[.*?\]\((.*?)\)", (DOCS / "README.md").read_text(), re.M)
+    assert [name for name in listed if name in table] == table
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages as the site has them."""
+    out = tmp_path_factory.mktemp("pages")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site, "OUT", out)
+        site.write()
+    return out
+
+
+def test_pages__no_shell_line_is_wider_than_a_block(written: Path) -> None:
+    wide = [
+        f"{path.name}: {line}"
+        for path in written.rglob("*.md")
+        for block in re.findall(r"(?ms)^```sh\n(.*?)^```", path.read_text())
+        for line in block.splitlines()
+        if len(line) > site.WIDEST and " --" in line[4:]
+    ]
+    assert wide == []
+    given = "vitctl predict " + "x" * 70 + " --top 3  # classes\n"
+    assert site.narrow(given) == f"# classes\nvitctl predict {'x' * 70} \\\n  --top 3\n"
+    assert site.narrow("vitctl runs   # all\n") == "vitctl runs   # all\n"
+
+
+def test_pages__home_is_the_first_screen_and_history_is_not_searched(written: Path) -> None:
+    home = (written / site.HOME).read_text()
+    assert home.startswith("# vitctl\n") and "pip install" in home and "](own-data.md)" in home
+    hidden = [path for path in written.rglob("*.md") if path.read_text().startswith(site.UNSEARCHED)]
+    benchmarks = [*(written / "benchmarks").rglob("*.md")]
+    assert sorted(hidden) == sorted([written / "CHANGELOG.md", *benchmarks]) and len(benchmarks) > 10
+    for path in written.rglob("*.md"):
+        text = re.sub(r"(?ms)^```.*?^```|`[^`]*`", "", path.read_text())
+        for target in re.findall(r"\]\(([^)#\s]+)", text):
+            assert ":" in target or (path.parent / target).exists(), f"{path.name}: {target}"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="needs the extra [docs]")
 def test_site__builds_without_a_warning(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ".ci/pages.py"], cwd=ROOT, check=True)
     command = [
         sys.executable,
         "-m",
@@ -71,4 +116,4 @@ def test_ci__runs_the_checks_on_every_python_from_the_oldest() -> None:
     assert project["requires-python"] == f">={tested[0]}"
     assert ".ci/run" in [step.get("run") for step in checks["steps"]]
     docs = [step.get("run", "") for step in workflow["jobs"]["docs"]["steps"]]
-    assert "mkdocs build --strict" in docs
+    assert docs[-2:] == ["python .ci/pages.py", "mkdocs build --strict"]

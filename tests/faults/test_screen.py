@@ -36,7 +36,7 @@ SHOWN = "progress cannot be shown any more"
 
 
 def test_head__ends_no_run(tiny_data: Path, straight: Path, tmp_path: Path) -> None:
-    """Standard output is a pipe that closes after three lines, standard error is full from the start."""
+    """Standard output is a pipe that closes after five lines, standard error is full from the start."""
     folder = tmp_path / "run"
     with (
         open("/dev/full", "w") as full,
@@ -45,8 +45,8 @@ def test_head__ends_no_run(tiny_data: Path, straight: Path, tmp_path: Path) -> N
         ) as process,
     ):
         assert process.stdout is not None
-        first = [process.stdout.readline().split()[0] for _ in range(4)]
-        assert first == ["checking", "trained", "run", "reading"]
+        first = [process.stdout.readline().split()[0] for _ in range(5)]
+        assert first == ["checking", "pretrain:", "trained", "run", "reading"]
         process.stdout.close()
         assert process.wait(60) == 0
     assert status(folder) == "done"

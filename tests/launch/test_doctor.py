@@ -1,5 +1,6 @@
 """The doctor looks, and changes nothing."""
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,15 @@ def test_examine__looks_at_everything_a_run_stands_on(
     assert findings["torch"].ok
     assert "digits" in findings["data"].said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_examine__says_the_first_results_before_it_imports_torch() -> None:
+    code = (
+        "import sys; from vitctl.launch.doctor import run_checks; found = run_checks(); "
+        "said = [next(found).what for _ in range(5)]; print(*said, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["python", "extras", "data", "disk", "folder", "False"]
 
 
 def test_examine__names_the_extras_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,8 @@ def draw_attention_distance(
     uniform = uniform_distance(layers[0])
     axes.axhline(uniform, color=PALE, linestyle=_DASHES, linewidth=1.0, label="uniform attention")
     plain_axes(axes, x="depth of the network, blocks", y="mean attention distance, pixels", grid="y")
-    axes.set_ylim(0, 1.06 * max(float(distances.max()), uniform))
+    ends = (float(distances.min()), float(distances.max()), uniform)
+    axes.set_ylim(min(ends) - 0.02 * image_size, max(ends) + 0.02 * image_size)
     axes.set_xticks(_whole_ticks(len(layers)))
     share = (lambda y: 100 * y / image_size, lambda y: y * image_size / 100)
     plain_axes(axes.secondary_yaxis("right", functions=share), y="of the image's width, %")
@@ -144,7 +145,7 @@ def draw_rollout(
 
     Paper: Figure 6
     """
-    names = ("image", "with identity", "mask", "without identity", "mask")
+    names = ("image", "with skip paths", "attention", "without skip paths", "attention")
     side = 1.42
     below = 0.13 + 0.12 * max(one.count("\n") for one in captions)
     figure = headed_figure(side * len(names) + 0.75, (side + below) * len(pixels) + 0.2, heading)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import typer
 
@@ -33,6 +33,7 @@ from vitctl.cli import (
 )
 from vitctl.cli.completion import RECIPE_OF
 from vitctl.cli.flags import FLAGS, UNREAD
+from vitctl.cli.help import Command, Group
 from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import LaunchError, explained
 from vitctl.recipe.synonyms import synonym
@@ -46,41 +47,49 @@ INTERRUPTED = 130  # the exit code of newer versions of typer for Ctrl-C
 # From click, or from the copy of click in newer versions of typer.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 
+COMMANDS = {  # help panel -> commands; those without one are everyday commands
+    None: (
+        quickstart.quickstart,
+        quickstart.doctor,
+        job_commands.finetune,
+        job_commands.pretrain,
+        job_commands.resume,
+        job_commands.evaluate,
+        image_commands.predict,
+        job_commands.export,
+        run_commands.report,
+    ),
+    "Scores": (
+        job_commands.fewshot,
+        job_commands.probe,
+        job_commands.vtab,
+        run_commands.compare,
+        run_commands.verify,
+    ),
+    "More": (job_commands.sweep, serve.serve, image_commands.inspect, weights_commands.weights),
+}
+GROUPS = {  # name -> commands, help panel
+    "runs": (run_commands.app, None),
+    "data": (data_commands.app, None),
+    "recipes": (recipe_commands.app, None),
+    "bench": (bench.app, "More"),
+}
+_RARE = [command.__name__ for panel, commands in COMMANDS.items() if panel for command in commands]
 app = typer.Typer(
     name="vitctl",
+    cls=Group,
     help="Vision Transformers as in the ViT paper: exact, verifiable, resumable.",
+    epilog=f"Also: {' '.join(_RARE)} bench\n"
+    "All commands: vitctl --help all. Options and examples: vitctl COMMAND --help",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = {  # help panel -> commands
-    "Start here": (quickstart.quickstart, quickstart.doctor),
-    "Train": (job_commands.pretrain, job_commands.finetune, job_commands.resume, job_commands.sweep),
-    "Evaluate and export": (
-        job_commands.fewshot,
-        job_commands.probe,
-        job_commands.vtab,
-        job_commands.evaluate,
-        image_commands.predict,
-        serve.serve,
-        run_commands.compare,
-        image_commands.inspect,
-        job_commands.export,
-    ),
-    "Look at runs": (run_commands.report, run_commands.verify),
-    "Data and recipes": (weights_commands.weights,),
-}
-GROUPS = {  # name -> commands, help panel
-    "bench": (bench.app, "Start here"),
-    "runs": (run_commands.app, "Look at runs"),
-    "data": (data_commands.app, "Data and recipes"),
-    "recipes": (recipe_commands.app, "Data and recipes"),
-}
 for panel, commands in COMMANDS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
 for name, (group, panel) in GROUPS.items():
-    app.add_typer(group, name=name, rich_help_panel=panel)
+    app.add_typer(group, name=name, cls=Group, rich_help_panel=panel)
 
 
 def _on_disks(function: Callable[..., None]) -> Callable[..., None]:
@@ -100,23 +109,24 @@ def _on_disks(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-_PLACEHOLDERS = {bool: "", int: "N", float: "N", Path: "PATH"}
+_PLACEHOLDERS = {int: "N", float: "N", Path: "PATH"}
 
 
 def _complete(commands: typer.Typer) -> None:
-    """Let commands refuse addresses as paths, name the values of options in one style, and join the lines of
-    each help paragraph for wrapping.
+    """Let commands refuse addresses as paths, name the values of options in one style, join the lines of
+    each help paragraph for wrapping, and put the examples last.
     """
     for info in commands.registered_commands:
         for parameter in inspect.signature(info.callback).parameters.values() if info.callback else ():
             kind, *about = get_args(parameter.annotation) or (None,)
-            while get_origin(kind) not in (None, Literal):
+            while get_origin(kind) is not None:
                 kind = next(one for one in get_args(kind) if one is not NoneType)
-            if about and about[0].metavar is None and get_origin(kind) is None:
+            if about and about[0].metavar is None:
                 about[0].metavar = _PLACEHOLDERS.get(kind, "TEXT")
-        info.callback = _on_disks(info.callback) if info.callback else None
-        paragraphs = (inspect.getdoc(info.callback) or "").split("\n\n")
-        info.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        info.callback, info.cls = _on_disks(info.callback) if info.callback else None, Command
+        text, begin, examples = (inspect.getdoc(info.callback) or "").partition("For example:")
+        info.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
+        info.epilog = begin + examples
 
 
 for group in (app, bench.app, run_commands.app, data_commands.app, recipe_commands.app):
@@ -155,7 +165,7 @@ def main() -> None:
     except USAGE_ERROR as error:
         speak()
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
-            error.show()
+            print(error.format_message())
         else:
             _say(usage_line(error, sys.argv[1:]))
         code = EXIT_USER

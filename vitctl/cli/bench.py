@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from vitctl.cli import completion
-from vitctl.cli.flags import Flags, Set, takes_flags
+from vitctl.cli.flags import MORE, Flags, Set, takes_flags
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Measure the speed of training and data loading on this machine.",
+    help="Measure the speed of training and of data loading.",
 )
 _SECONDS = 60.0
 
@@ -35,7 +35,12 @@ Seconds = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", help="Number of CPU threads; default: OMP_NUM_THREADS, as in a run", min=1),
+    typer.Option(
+        "--threads",
+        help="Number of CPU threads; default: OMP_NUM_THREADS, as in a run",
+        min=1,
+        rich_help_panel=MORE,
+    ),
 ]
 Json = Annotated[
     Path | None,
@@ -87,10 +92,11 @@ def bench_model(
 ) -> None:
     """Measure a recipe's training step: images/s, MFU, memory, time of each part.
 
-    For example: vitctl bench model S/16
-
     Runs the training step of pretrain or finetune: forward, backward, optimizer, logging. Noise replaces
     missing images. Also tries larger micro-batches. --resolutions 64..512 draws Fig. 12.
+
+    For example: vitctl bench model S/16
+    Guide: docs/speed.md
     """
     from vitctl.cli.show.measurements import BenchOptions, run_model, run_resolutions
 
@@ -115,6 +121,7 @@ def bench_data(
     """Measure a recipe's data loader: images/s, also of a worker and of a CPU second.
 
     For example: vitctl bench data --recipe in1k_b16 --data SHARDS
+    Guide: docs/speed.md
     """
     from vitctl.cli.show.measurements import BenchOptions, run_data
 

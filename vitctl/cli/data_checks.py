@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from vitctl.cli import completion
 from vitctl.cli.data_commands import DATA, Columns, Root, app, number_of_workers, shards_of
-from vitctl.cli.flags import Workers
+from vitctl.cli.flags import Set, Workers, overrides_of
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import bytes_text, count_text, one_line, typed
 
@@ -47,7 +48,7 @@ def check(
     ] = False,
     root: Root = DATA,
     columns: Columns = "",
-    workers: Workers = -1,
+    workers: Workers = None,
     accept_labels: Annotated[
         bool, typer.Option("--accept-labels", help="Accept different labels for the same image")
     ] = False,
@@ -55,6 +56,9 @@ def check(
     """Check shards: decode every image; find damaged, missing, extra and duplicate data.
 
     The same image with different labels is an error, except in a known data set or with --accept-labels.
+
+    For example: vitctl data check shards/
+    Guide: docs/own-data.md
     """
     from vitctl.cli.show.console import say
     from vitctl.data.datasets.catalog import is_photographs
@@ -294,11 +298,12 @@ def stats(
         int, typer.Option("--images", help="Number of images to decode per split; 0: all", min=0)
     ] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
-    workers: Workers = -1,
+    workers: Workers = None,
 ) -> None:
     """Print images per class, sizes, formats, bytes, mean and standard deviation of the colours.
 
     For example: vitctl data stats shards/
+    Guide: docs/own-data.md
     """
     from vitctl.cli.show.console import adding, progress_bar, say, show_table
     from vitctl.data.inspect.overview import measure
@@ -371,18 +376,35 @@ def show(
     columns: Columns = "",
     augmented: Annotated[
         bool,
-        typer.Option("--augmented", help="Show training crops and flips beside each image"),
+        typer.Option("--augmented", help="Show beside each image what training sees of it in five epochs"),
     ] = False,
-    res: Annotated[int, typer.Option("--res", help="--augmented: image size in pixels", min=1)] = 224,
+    recipe: Annotated[
+        str,
+        typer.Option(
+            "--recipe",
+            "-r",
+            help="--augmented: training recipe whose augmentation is shown",
+            autocompletion=completion.recipes,
+        ),
+    ] = "finetune",
+    set_: Set = None,
+    res: Annotated[
+        int | None,
+        typer.Option("--res", help="--augmented: image size; default: the recipe's, or 224", min=1),
+    ] = None,
 ) -> None:
     """Draw a contact sheet of sample images with their classes.
 
     For example: vitctl data show shards/ sheet.png
+                 vitctl data show shards/ sheet.png --augmented -r mae_b16
+    Guide: docs/own-data.md
     """
     from vitctl.cli.show.console import say
-    from vitctl.data.images.transforms import TrainTransform
     from vitctl.data.inspect.overview import MARK, cell, choose, draw_sheet, save, show_augmented
-    from vitctl.errors import DataError, refuse, writing
+    from vitctl.errors import DataError, RecipeError, refuse, writing
+    from vitctl.jobs.inputs.data import train_transform
+    from vitctl.recipe.load import load_recipe
+    from vitctl.recipe.schema import Finetune, Pretrain
     from vitctl.system.files import check_free
     from vitctl.system.remote import is_remote
 
@@ -401,7 +423,11 @@ def show(
     about = f"{count_text(len(source), 'image')} of {classes}; seed {seed}"
     samples = choose(len(source), num_images or (6 if augmented else 40), seed)
     if augmented:
-        page = show_augmented(source, samples, TrainTransform(res), seed=seed, title=title, subtitle=about)
+        training = load_recipe(recipe, overrides_of({"--res": ("data.image_size", res)}, set_)).recipe
+        if not isinstance(training, Pretrain | Finetune):
+            raise RecipeError(recipe, "has no augmentation", "name a recipe of pretrain or finetune")
+        sized = training.data.model_copy(update={"image_size": training.data.image_size or 224})
+        page = show_augmented(source, samples, train_transform(sized), seed=seed, title=title, subtitle=about)
     else:
         cells = [cell(source, sample) for sample in samples]
         page = draw_sheet(cells, columns=min(8, len(cells)), title=title, subtitle=about)
@@ -437,13 +463,14 @@ def dedup(
         bool,
         typer.Option("--apply", help="Exclude the matches from training (writes excluded.json)"),
     ] = False,
-    workers: Workers = -1,
+    workers: Workers = None,
 ) -> None:
     """Find duplicates and near-duplicates of test images in training data.
 
     Without --against, find near-duplicates within a data set: inside each split and across splits.
 
     For example: vitctl data dedup shards/ --against pets/test --apply
+    Guide: docs/own-data.md
     """
     from vitctl.cli.show.console import adding, progress_bar, say, show_table
     from vitctl.data.inspect.duplicates import compare, free_folder, write_report

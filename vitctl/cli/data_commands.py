@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from vitctl.cli import completion
-from vitctl.cli.flags import COLUMNS, Workers
+from vitctl.cli.flags import COLUMNS, MORE, Workers
 from vitctl.system import limits
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import bytes_text, count_text, one_line, typed
@@ -43,10 +43,14 @@ def shards(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Output folder, with a folder of shards for each split")
     ],
-    seed: Annotated[int, typer.Option("--seed", help="Random seed of the shuffle")] = 0,
-    max_mib: Annotated[int, typer.Option("--max-mib", help="Maximum size of a shard in MiB", min=1)] = 256,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the shuffle", rich_help_panel=MORE)] = 0,
+    max_mib: Annotated[
+        int,
+        typer.Option("--max-mib", help="Maximum size of a shard in MiB", min=1, rich_help_panel=MORE),
+    ] = 256,
     max_samples: Annotated[
-        int, typer.Option("--max-samples", help="Maximum number of images per shard", min=1)
+        int,
+        typer.Option("--max-samples", help="Maximum number of images per shard", min=1, rich_help_panel=MORE),
     ] = 100_000,
     root: Annotated[
         Path | None,
@@ -56,7 +60,7 @@ def shards(
         bool, typer.Option("--download", help="Download missing files, for torchvision:NAME")
     ] = False,
     columns: Columns = "",
-    workers: Workers = -1,
+    workers: Workers = None,
     max_side: Annotated[
         int | None,
         typer.Option("--max-side", help="Shrink JPEGs whose longer side exceeds this many pixels", min=1),
@@ -81,10 +85,12 @@ def shards(
 ) -> None:
     """Write shards: images unchanged, shuffled, with an index.
 
-    For example: vitctl data shards photos/ shards/
-
     Every file is used, or listed with the reason in OUT/intake.csv. HEIC is converted to JPEG. The shards are
     the same for any number of workers. To resume an interrupted command, run it again.
+
+    For example: vitctl data shards photos/ shards/
+                 vitctl data shards table.csv shards/ --max-side 512
+    Guide: docs/own-data.md, docs/data-sources.md
     """
     from vitctl.cli.show.console import say
     from vitctl.data.datasets.catalog import open_originals
@@ -116,11 +122,11 @@ def shards(
     say(f"ready in {out}; {then}")
 
 
-def number_of_workers(workers: int) -> int:
-    """Return the number of worker processes; a negative --workers is the default."""
+def number_of_workers(workers: int | None = None) -> int:
+    """Return the number of worker processes, of --workers or the default."""
     from vitctl.system.pool import default_workers
 
-    return default_workers() if workers < 0 else workers
+    return default_workers() if workers is None else workers
 
 
 def shards_of(photographs: str, runs: Path, columns: str = "") -> Path:
@@ -170,7 +176,7 @@ def shards_of(photographs: str, runs: Path, columns: str = "") -> Path:
                 new = f"; {len(had):,} images, {had.count(False):,} of them new" if had else ""
                 say(f"{photographs}: writing its photos as shards to {out}{new}")
                 splits = check_photographs(originals, photographs, out, "stop", known)
-                _write(splits, out, partial(write_originals, seed=0, workers=number_of_workers(-1)))
+                _write(splits, out, partial(write_originals, seed=0, workers=number_of_workers()))
                 if find_splits(out).keys() != splits.keys() or fingerprint(photographs, columns) != state:
                     text = "changed while its shards were written"
                     raise DataError(photographs, text, "run the same command again")
@@ -205,7 +211,7 @@ def check_photographs(
         ["data", "shards", photographs, shards],
         f"; then train on them with --data {typed(shards)}",
     )
-    workers = number_of_workers(-1)
+    workers = number_of_workers()
     return _checked_splits(originals, photographs, out, bad, [], [], workers, command, then, known)
 
 
@@ -349,11 +355,14 @@ def index(
         str,
         typer.Option("--label-key", help="Member that is the label, e.g. target.cls or meta.json:category"),
     ] = "",
-    workers: Workers = -1,
+    workers: Workers = None,
 ) -> None:
     """Index WebDataset shards from other programs: images jpg, png or webp, labels cls or json.
 
     The index is the same for any number of workers. To resume an interrupted command, run it again.
+
+    For example: vitctl data index shards/ --label-key cls
+    Guide: docs/data-sources.md
     """
     from vitctl.cli.show.console import progress_bar, say
     from vitctl.data.shards.index import INDEX_FILE
@@ -419,6 +428,7 @@ def list_sets(
     """List all known data sets: use, classes, sizes, available or not.
 
     For example: vitctl data list --root data
+    Guide: docs/vtab.md
     """
     from dataclasses import asdict
 
@@ -462,7 +472,7 @@ def prepare(
         ),
     ] = None,
     no_download: Annotated[bool, typer.Option("--no-download", help="Download nothing")] = False,
-    workers: Workers = -1,
+    workers: Workers = None,
     allow_partial: Annotated[
         bool,
         typer.Option("--allow-partial", help="Accept incomplete splits; every result then says so"),
@@ -471,6 +481,7 @@ def prepare(
     """Download a known data set, if its licence allows it, and write its shards.
 
     For example: vitctl data prepare pets
+    Guide: docs/vtab.md
     """
     from vitctl.cli.show.console import progress_of_steps, say
     from vitctl.data.datasets.vtab import VTAB
@@ -533,6 +544,7 @@ def export_vtab1k(
     """Copy VTAB-1k losslessly to the layout that other programs read.
 
     For example: vitctl data export-vtab1k vtab-1k
+    Guide: docs/vtab.md
     """
     from vitctl.cli.show.console import progress_of_steps, say
     from vitctl.data.datasets.inventory import ABSENT, list_inventory

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from vitctl.recipe.load import Loaded, Override
 
 Flags = dict[str, tuple[str, Any]]  # flags that were given: flag -> (dotted key, value)
-# Help panels, the same for all commands.
-WEIGHTS, MACHINE, EVERY_RUN = "Weights", "Machine", "Every run"
+# Help panels, the same for all commands. `--help` shows the options without one, `--help all` these too.
+MORE, WEIGHTS, MACHINE, EVERY_RUN = "More", "Weights", "Machine", "Every run"
 SYNTHETIC_IMAGES = 1_281_167  # as many as ImageNet has
 
 
@@ -68,7 +68,7 @@ class Flag:
             help=self.help,
             autocompletion=complete,
             rich_help_panel=self.panel,
-            metavar="N,..." if self.several else None,
+            metavar=("TEXT,..." if self.type is str else "N,...") if self.several else None,
         )
         return inspect.Parameter(
             self.name,
@@ -117,7 +117,6 @@ FLAGS = (
         str,
         "Run folder, checkpoint, weights file or address (https, hf, gs); default: newest suitable run",
         f"finetune {_SCORE} export predict serve bench_model resume",
-        panel=WEIGHTS,
         complete=completion.runs,
     ),
     Flag(
@@ -186,6 +185,7 @@ FLAGS = (
         bool,
         f"{RESIZING}: resize and crop inside the graph; the input is uint8 [B, H, W, 3]",
         "export",
+        panel=MORE,
     ),
     Flag(
         "--features",
@@ -193,6 +193,7 @@ FLAGS = (
         bool,
         f"{GRAPHS}: also output the representation before the head",
         "export",
+        panel=MORE,
     ),
     Flag(
         "--flip-average",
@@ -200,6 +201,7 @@ FLAGS = (
         bool,
         f"{GRAPHS}: average the logits of an image and its mirror image inside the graph",
         "export",
+        panel=MORE,
     ),
     Flag(
         "--opset",
@@ -229,6 +231,7 @@ FLAGS = (
         bool,
         "Average the logits of each image and its mirror image",
         "evaluate predict",
+        panel=MORE,
     ),
     Flag(
         "--data",
@@ -251,6 +254,7 @@ FLAGS = (
         str,
         COLUMNS,
         f"{_TRAIN} fewshot probe evaluate export predict inspect {_BENCH}",
+        panel=MORE,
     ),
     Flag(
         "--group-by",
@@ -259,6 +263,7 @@ FLAGS = (
         "Keep groups of images on one side of the split: pattern of their names, e.g. '^(.*)_[0-9]+', or "
         "TABLE.csv:COLUMN",
         f"{_TRAIN} fewshot evaluate export",
+        panel=MORE,
     ),
     Flag(
         "--check-data",
@@ -266,6 +271,7 @@ FLAGS = (
         str,
         "Shards for verifying the accuracy of exported files",
         "export",
+        panel=MORE,
     ),
     Flag(
         "--dataset",
@@ -307,6 +313,7 @@ FLAGS = (
         "Split of --check-data, e.g. test or 'test[:500]'",
         "export",
         complete=completion.one_of(completion.SPLITS),
+        panel=MORE,
     ),
     Flag(
         "--fit-temperature",
@@ -314,6 +321,7 @@ FLAGS = (
         bool,
         "Also fit a temperature to the images of --split and write it beside the weights",
         "evaluate",
+        panel=MORE,
     ),
     Flag(
         "--answers",
@@ -330,6 +338,7 @@ FLAGS = (
         "original, real, objectnet or objectnet_restricted; default: the data set's labels",
         "evaluate",
         complete=completion.one_of(completion.LABELS),
+        panel=MORE,
     ),
     Flag(
         "--res",
@@ -353,6 +362,7 @@ FLAGS = (
         "Learn from this network too: run folder, checkpoint, weights file or address",
         "finetune",
         complete=completion.runs,
+        panel=MORE,
     ),
     Flag("--lr", "optimizer.lr", float, "Base learning rate", "pretrain"),
     Flag(
@@ -389,7 +399,7 @@ FLAGS = (
         also=("schedule.total_steps", 0),
     ),
     Flag("--batch-size", "schedule.batch_size", int, "Global batch size, over all processes", _TRAIN),
-    Flag("--batch", "evaluation.batch_size", int, "Images per forward pass", "predict"),
+    Flag("--batch", "evaluation.batch_size", int, "Images per forward pass", "predict", panel=MORE),
     Flag(
         "--light",
         "vtab.light",
@@ -405,8 +415,9 @@ FLAGS = (
         "Train on random noise, to measure speed without data",
         "pretrain bench_model",
         switch=SYNTHETIC_IMAGES,
+        panel=MORE,
     ),
-    Flag("--device", "machine.device", str, "auto, cpu or cuda", "predict serve"),
+    Flag("--device", "machine.device", str, "auto, cpu or cuda", "predict serve", panel=MORE),
     Flag("--workers", "machine.workers", int, "Loader workers; default: the recipe's", "bench_data"),
     Flag(
         "--processes",
@@ -615,7 +626,9 @@ Set = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the plan and its cost without running it; needs no GPU")
 ]
-All = Annotated[bool, typer.Option("--all", help="With --dry-run: also print default values")]
+All = Annotated[
+    bool, typer.Option("--all", help="With --dry-run: also print default values", rich_help_panel=MORE)
+]
 Slurm = Annotated[
     str | None,
     typer.Option(
@@ -670,7 +683,13 @@ Device = Annotated[
     ),
 ]
 Workers = Annotated[
-    int, typer.Option("--workers", help="Number of processes; 0: this one; default: one per core", min=-1)
+    int | None,
+    typer.Option(
+        "--workers",
+        help="Number of processes; 0: this one; default: one per core",
+        min=0,
+        rich_help_panel=MORE,
+    ),
 ]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from vitctl.cli import completion
-from vitctl.cli.flags import WEIGHTS, Flags, Set, check_flags, image_recipe, overrides_of, takes_flags
+from vitctl.cli.flags import MORE, Flags, Set, check_flags, image_recipe, overrides_of, takes_flags
 from vitctl.system.files import atomic_write, check_free
 from vitctl.system.text import count_text, one_line, typed
 
@@ -38,7 +38,13 @@ def predict(
     top: Annotated[int, typer.Option("--top", help="Number of classes to print per image", min=1)] = 5,
     threshold: Annotated[
         float,
-        typer.Option("--threshold", help="Hide classes below this probability, 0 to 1", min=0, max=1),
+        typer.Option(
+            "--threshold",
+            help="Hide classes below this probability, 0 to 1",
+            min=0,
+            max=1,
+            rich_help_panel=MORE,
+        ),
     ] = 0.0,
     format_: Annotated[
         str,
@@ -51,7 +57,9 @@ def predict(
     features: Annotated[
         Path | None,
         typer.Option(
-            "--features", help="Also write features, names and SHA-256 of all images to this .safetensors"
+            "--features",
+            help="Also write features, names and SHA-256 of all images to this .safetensors",
+            rich_help_panel=MORE,
         ),
     ] = None,
     split: Annotated[
@@ -60,20 +68,23 @@ def predict(
             "--split",
             help="Split to use, if IMAGES are shards",
             autocompletion=completion.one_of(completion.SPLITS),
+            rich_help_panel=MORE,
         ),
     ] = "",
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Exit with code 2 if any image cannot be used"),
+        typer.Option("--strict", help="Exit with code 2 if any image cannot be used", rich_help_panel=MORE),
     ] = False,
     flags: Flags,
     set_: Set = None,
 ) -> None:
     """Predict the classes of images.
 
-    For example: vitctl predict photos/ --from RUN
-
     --from also takes an exported .onnx file. Preprocessing and class names come with the weights.
+
+    For example: vitctl predict photos/ --from RUN
+                 vitctl predict photos/ --from RUN --top 1 -o classes.csv
+    Guide: docs/own-data.md
     """
     with _starting():
         from vitctl.data.source.splits import ROLES, TRAIN
@@ -254,7 +265,6 @@ def inspect(
             help="Run folder, checkpoint, weights file or address; repeat to compare side by side; default: "
             "newest finished run",
             autocompletion=completion.runs,
-            rich_help_panel=WEIGHTS,
         ),
     ] = None,
     flags: Flags,
@@ -267,12 +277,12 @@ def inspect(
     ),
     set_: Set = None,
 ) -> None:
-    """Draw a network's filters, position embeddings, attention distance and rollout (Section
-    4.5).
+    """Draw filters, position embeddings and attention (Section 4.5).
 
     Writes each figure as PNG and SVG, and inspect.json.
 
     For example: vitctl inspect --from RUN photo.jpg --out figures
+    Guide: docs/own-data.md
     """
     from vitctl.cli.run_job import fitted
     from vitctl.cli.show.console import fetch_weights, progress_bar, waiting

@@ -9,6 +9,7 @@ import typer
 
 from vitctl.cli import completion
 from vitctl.cli.flags import (
+    MORE,
     All,
     Allow,
     DryRun,
@@ -53,9 +54,11 @@ if TYPE_CHECKING:
 
 @takes_flags
 def pretrain(*, recipe: RecipeName, flags: Flags, **options: Unpack[RunOptions]) -> None:
-    """Pre-train a ViT from scratch, with the settings of the paper's Table 3.
+    """Pre-train a ViT from scratch, as in the paper's Table 3.
 
-    For example: vitctl pretrain --recipe jft_h14 --data SHARDS
+    For example: vitctl pretrain --recipe in1k_b16 --data PHOTOS
+                 vitctl pretrain --recipe jft_h14 --dry-run
+    Guide: docs/reproduce-the-paper.md; recipes: vitctl recipes list
     """
     run_job("pretrain", recipe, flags, **options)
 
@@ -77,16 +80,20 @@ def finetune(
     seeds: Annotated[
         int | None,
         typer.Option(
-            "--seeds", min=1, help="Number of runs with different seeds; reports mean and standard deviation"
+            "--seeds",
+            min=1,
+            help="Number of runs with different seeds; reports mean and standard deviation",
+            rich_help_panel=MORE,
         ),
     ] = None,
     **options: Unpack[RunOptions],
 ) -> None:
-    """Fine-tune on a data set (Table 4).
+    """Fine-tune on your images or a known data set (Table 4).
 
-    For example: vitctl finetune --dataset pets --res 384
-
-    LoRA, rates by layer, class weights, augmentation, early stopping: docs/training.md has the --set of each.
+    For example: vitctl finetune --data PHOTOS --from dinov2_b14
+                 vitctl finetune --dataset pets --res 384
+    Guide: docs/training.md, with the --set of LoRA, rates by layer, class
+    weights, augmentation, early stopping
     """
     if seeds:
         first = value_of(flags, "--seed") or 0
@@ -113,9 +120,10 @@ def resume(
     nodes: Nodes = None,
     restarts: Restarts = 0,
 ) -> None:
-    """Resume an interrupted run from its newest complete checkpoint.
+    """Resume an interrupted run from its newest checkpoint.
 
     For example: vitctl resume runs/smoke_20260101-120000
+    Guide: docs/clusters.md
     """
     from vitctl.cli.show.console import say
     from vitctl.cli.show.render import show_result
@@ -171,9 +179,13 @@ def fewshot(
     all_: All = False,
     slurm: Slurm = None,
 ) -> None:
-    """Measure few-shot accuracy: a linear classifier on frozen features, solved in closed form.
+    """Measure few-shot accuracy with a linear classifier.
+
+    It is on frozen features, and solved in closed form.
 
     For example: vitctl fewshot --shots 5
+                 vitctl fewshot --dataset pets,dtd --from RUN
+    Guide: docs/reproduce-the-paper.md
     """
     run_job("fewshot", recipe, flags, set_=set_, out=out, dry_run=dry_run, all_=all_, slurm=slurm)
 
@@ -189,9 +201,10 @@ def probe(
     all_: All = False,
     slurm: Slurm = None,
 ) -> None:
-    """Measure frozen features by nearest neighbours, logistic regression or linear layers.
+    """Measure frozen features: k-NN, logistic or linear layers.
 
-    For example: vitctl probe --method knn
+    For example: vitctl probe --method knn --from RUN --dataset pets
+    Guide: docs/probe.md
     """
     run_job("probe", recipe, flags, set_=set_, out=out, dry_run=dry_run, all_=all_, slurm=slurm)
 
@@ -213,9 +226,11 @@ def vtab(
     all_: All = False,
     slurm: Slurm = None,
 ) -> None:
-    """Run VTAB-1k: fine-tune on each of 19 tasks with one setting, and compare with Table 9.
+    """Run VTAB-1k: fine-tune on 19 tasks, compare with Table 9.
 
     For example: vitctl vtab --suite mini
+                 vitctl vtab --from RUN --data SHARDS --dry-run
+    Guide: docs/vtab.md
     """
     from vitctl.recipe.load import recipe_names
 
@@ -241,6 +256,8 @@ def evaluate(
     """Measure the accuracy on a split, counting every image once.
 
     For example: vitctl evaluate --from RUN --dataset pets
+                 vitctl evaluate --from RUN --data PHOTOS --answers answers.csv
+    Guide: docs/scores.md
     """
     from vitctl.data.datasets.catalog import find_data_set
 
@@ -268,9 +285,11 @@ def export(
     ] = None,
     set_: Set = None,
 ) -> None:
-    """Export weights for other programs; each file is verified against the model.
+    """Export weights for other programs, verified against the model.
 
     For example: vitctl export --from RUN --to onnx
+                 vitctl export --from RUN --to onnx --out model.onnx
+    Guide: docs/weights.md
     """
     from vitctl.errors import RecipeError
 
@@ -329,19 +348,20 @@ def sweep(
 ) -> None:
     """Run a grid over any keys of a recipe.
 
-    For example: vitctl sweep finetune --data PHOTOS --lr 0.001,0.003 --grid dropout=0,0.1
-
     Every run takes the flags of `finetune` and `pretrain`; one of numbers takes several, with commas.
 
     Runs start one after the other, or with --slurm or --k8s as one job each. To resume, run the same command
     again with the same --out; finished runs are kept. The result is a table (sweep.csv, sweep.json) and a
     plot (sweep.png, if matplotlib is installed).
+
+    For example: vitctl sweep finetune --data PHOTOS --lr 0.001,0.003
+                 vitctl sweep finetune --data PHOTOS --grid dropout=0,0.1
+    Guide: docs/sweeps.md
     """
     from vitctl.cli.show.console import CONSOLE
-    from vitctl.data.source.splits import is_test
     from vitctl.launch.run_folder import new_run_dir
     from vitctl.launch.sweep_cells import is_done, prepare_cells
-    from vitctl.recipe.load import Override, load_recipe, with_overrides
+    from vitctl.recipe.load import Override, with_overrides
     from vitctl.recipe.schema import Finetune
     from vitctl.recipe.sweep import expand_sweep, find_sweep, parse_axes
 
@@ -362,9 +382,6 @@ def sweep(
     folder = out or new_run_dir(f"sweep_{chosen.name}")
     chooses = not chosen.axes and not chosen.cells and {*axes} != {"seed"}
     said, test = set[str](), ""
-    if (begun := folder / cells[0].name / RECIPE).exists():  # a sweep of an earlier release goes on as it was
-        before = load_recipe(str(begun)).recipe
-        chooses = chooses and isinstance(before, Finetune) and not is_test(before.data.eval_split)
 
     def settled(loaded: "Loaded") -> "Loaded":
         nonlocal test

@@ -22,17 +22,13 @@ PRECISION = "float32"  # so that the numbers in docs/results.md hold on every ma
 TWICE = ("fewshot", "finetune", "vtab")  # run from trained, then from random weights
 FOLDERS = ("pretrain", *(name + end for name in TWICE for end in ("", "_scratch")), "export")
 PAGE = "report.html"
-_TIMES = "quickstart.json"  # written by an earlier version
 NEXT = """\
 next, with your own images (one folder per class):
-  vitctl data shards PHOTOS data/mine            shards with an index; PHOTOS may hold train/ and test/
-  vitctl data check data/mine                    every byte, every image, images per class
-  vitctl finetune --from {pretrain} --data data/mine
-  vitctl fewshot --from {pretrain} --data data/mine --shots 5
-  vitctl predict NEW_PHOTOS --from runs/NAME     classes and probabilities
-  vitctl export --from runs/NAME --to onnx
-  vitctl report runs/NAME -o report.html         a self-contained page: curves, examples, provenance
-  vitctl recipes list                            the paper's experiments; --dry-run shows the cost"""
+  vitctl finetune --from {pretrain} --data PHOTOS --out runs/photos
+  vitctl predict NEW_PHOTOS --from runs/photos
+  vitctl export --from runs/photos --to onnx
+  vitctl report runs/photos
+  vitctl recipes list                 the paper's experiments"""
 
 
 class Row(NamedTuple):
@@ -51,17 +47,21 @@ class Row(NamedTuple):
 
 
 def doctor() -> None:
-    """Check this installation and this machine, and show what training would use."""
+    """Check this installation and machine; show what runs would use.
+
+    For example: vitctl doctor
+    Guide: docs/troubleshooting.md
+    """
     from vitctl.cli.show.console import say, show_table, waiting
 
     with waiting("checking"):
         from vitctl.launch.doctor import run_checks
-
-        findings = run_checks()
-    show_table(("", "", ""), [("ok" if f.ok else "!!", f.what, f.said) for f in findings], left=None)
-    bad = [f for f in findings if not f.ok]
-    say(f"{len(bad)} of {len(findings)} need attention" if bad else "all is well")
-    if bad:
+    states = list[bool]()
+    for found in run_checks():
+        states.append(found.ok)
+        show_table(("", "", ""), [("ok" if found.ok else "!!", f"{found.what:<12}", found.said)], left=None)
+    say("all is well" if all(states) else f"{states.count(False)} of {len(states)} need attention")
+    if not all(states):
         raise typer.Exit(2)
 
 
@@ -71,9 +71,12 @@ def quickstart(
     ] = Path("quickstart"),
     seed: Annotated[int, typer.Option("--seed", help="Random seed")] = 0,
 ) -> None:
-    """Run every step on data that comes with vitctl: shards, pretrain, fewshot, finetune, vtab, export.
+    """Run every step on bundled data, in under 4 minutes.
 
-    Takes under 4 minutes on 2 idle cores.
+    The steps are shards, pretrain, fewshot, finetune, vtab and export. The time is that of 2 idle cores.
+
+    For example: vitctl quickstart
+    Guide: docs/results.md
     """
     ignore_output_errors()
     load, cores = os.getloadavg()[0], usable_cores()
@@ -95,30 +98,32 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
     from vitctl.engine.journal import FEATURES
     from vitctl.launch.run_folder import check_not_foreign
 
-    check_not_foreign(out, (*FOLDERS, FEATURES, PAGE, _TIMES), what="a quickstart")
+    check_not_foreign(out, (*FOLDERS, FEATURES, PAGE), what="a quickstart")
     steps = _Steps(out, seed)
     weights = {"weights.source": str(out / "pretrain")}
     rows = [steps.shards()]
     result, seconds = steps.run("pretrain", "quickstart")
-    accuracies = [float(result["metrics"]["accuracy"])]
-    rows.append(Row("pretrain", "60 invented letters", seconds, accuracies, steps.majority("glyphs")))
+    scores = result["metrics"]
+    rows.append(
+        Row("pretrain", "60 invented letters", seconds, [scores["accuracy"]], scores["majority_class"])
+    )
 
     few = {"data.dataset": "digits", "fewshot.shots": (5,)}
     both, seconds = steps.run_twice("fewshot", "fewshot", **weights, **few)
     accuracies = [float(next(iter(metrics["accuracy"].values()))) for metrics in both]
-    about = "5 digit scans a class, frozen"
-    rows.append(Row("fewshot", about, seconds, accuracies, steps.majority("digits")))
+    majority = both[0]["baselines"]["digits"]["majority_class"]
+    rows.append(Row("fewshot", "5 digit scans a class, frozen", seconds, accuracies, majority))
 
     both, seconds = steps.run_twice("finetune", "quickstart_finetune", **weights)
-    accuracies = [float(metrics["accuracy"]) for metrics in both]
-    about = "digit scans, 1,437 of them"
-    rows.append(Row("finetune", about, seconds, accuracies, steps.majority("digits")))
+    shares = [float(metrics["accuracy"]) for metrics in both]
+    rows.append(Row("finetune", "digit scans, 1,437 of them", seconds, shares, majority))
 
     both, seconds = steps.run_twice("vtab", "vtab_mini", **weights, **{"vtab.tasks": tuple(TASKS)})
     for name in TASKS:
-        accuracies = [metrics["tasks"][name]["mean"] for metrics in both]
-        about = f"{name}, 1,000 images"
-        rows.append(Row("vtab", about, seconds / len(TASKS), accuracies, steps.majority(name)))
+        accuracies, majorities = (
+            [one["tasks"][name][key] for one in both] for key in ("mean", "majority_class")
+        )
+        rows.append(Row("vtab", f"{name}, 1,000 images", seconds / len(TASKS), accuracies, majorities[0]))
 
     result, seconds = steps.run("export", "export", **{"weights.source": str(out / "finetune")})
     worst = max(result["metrics"]["max_difference"].values())
@@ -179,8 +184,7 @@ class _Steps:
 
     def run_twice(self, folder: str, recipe: str, **values: Any) -> tuple[list[Mapping[str, Any]], float]:
         trained, seconds = self.run(folder, recipe, **values)
-        random = {"weights.initialise": "random"}
-        scratch, more = self.run(f"{folder}_scratch", recipe, **values, **random)
+        scratch, more = self.run(f"{folder}_scratch", recipe, **values, **{"weights.initialise": "random"})
         return [trained["metrics"], scratch["metrics"]], seconds + more
 
     def report(self) -> Row:
@@ -189,15 +193,6 @@ class _Steps:
         with self._step("report") as seconds:
             write_report([self.out / name for name in FOLDERS], self.out / PAGE, title="vitctl quickstart")
         return Row("report", "one page of all runs", seconds())
-
-    def majority(self, dataset: str) -> float:
-        """Return the accuracy of always predicting the most frequent class of the test split."""
-        import numpy as np
-
-        from vitctl.data.datasets.catalog import open_split
-
-        labels = open_split("test", dataset=dataset, root=str(self.out / "data")).labels()
-        return float(np.bincount(labels).max() / len(labels))
 
 
 def _print_end(rows: list[Row], out: Path) -> None:
@@ -213,13 +208,10 @@ def _print_end(rows: list[Row], out: Path) -> None:
         )
         for row in rows
     ]
-    header = ("step", "what it did", "accuracy", "scratch", "majority", "seconds")
     say("")
-    show_table(header, cells, left=("what it did",))
-    page = (out / PAGE).resolve()
-    say(f"\n{sum(row.seconds for row in rows):.0f} seconds in all; files are under {out}/\n")
-    say(
-        f"report: {out / PAGE}; to look at it, open it in a browser: xdg-open {typed(page)}, or type "
-        f"{page.as_uri()}\n"
+    show_table(
+        ("step", "what it did", "accuracy", "scratch", "majority", "seconds"), cells, left=("what it did",)
     )
+    say(f"\n{sum(row.seconds for row in rows):.0f} seconds in all; files are under {out}/")
+    say(f"report, for a browser: {(out / PAGE).resolve().as_uri()}\n")
     say(NEXT.format(pretrain=out / "pretrain"))

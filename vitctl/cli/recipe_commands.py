@@ -1,5 +1,6 @@
 """`vitctl recipes list | show | explain | diff | check | table`."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -21,28 +22,18 @@ Name = Annotated[
     ),
 ]
 
-# Recipe group -> first parts of its recipes' names, in display order.
+# Recipe group -> first parts of its recipes' names, in display order. Each is a word for `recipes list`.
 GROUPS = {
-    "yours, not the paper's": ("finetune", "quickstart", "smoke", "cifar10"),
-    "published results": (
-        "dinov2",
-        "mae",
-        "augreg",
-        "better",
-        "deit3",
-        "eva02",
-        "beit2",
-        "clip",
-        "siglip2",
-        "short",
-    ),
+    "your images": ("finetune", "quickstart", "smoke", "cifar10"),
+    "foundation models": ("dinov2", "mae", "eva02", "beit2", "clip", "siglip2"),
+    "ImageNet and CIFAR": ("augreg", "better", "deit3", "short"),
     "Table 3, JFT-300M": ("jft",),
     "Table 3, ImageNet-21k": ("in21k",),
     "Table 3, ImageNet": ("in1k",),
-    "Table 4 and BiT's rule": ("finetune_", "bit"),
+    "Table 4, BiT's rule": ("finetune_", "bit"),
     "score and export": ("fewshot", "probe", "vtab", "evaluate", "export"),
     "figures": ("fig2", "fig3", "fig4", "fig5"),
-    "B.1.2, masked patches": ("masked",),
+    "masked patches": ("masked",),
     "appendix D": ("d1", "d2", "d3", "d4", "d5", "d6"),
 }
 OTHERS = "others"
@@ -56,9 +47,10 @@ def list_(
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="List every recipe with job and description")] = False,
 ) -> None:
-    """List the shipped recipes and sweeps by kind. With a word or --all, describe each of them.
+    """List the kinds of shipped recipes; with a word or --all, each recipe.
 
     For example: vitctl recipes list pets
+    Guide: docs/recipes.md
     """
     from vitctl.cli.show.console import say, show_table
     from vitctl.errors import RecipeError
@@ -68,13 +60,13 @@ def list_(
     if word is None and not all_:
         _show_groups(recipe_names(), sweep_names())
         return
-    recipes = {name: load_recipe(name).recipe for name in recipe_names()}
-    rows = [(name, recipe.job, recipe.note) for name, recipe in recipes.items()]
+    rows = [(one.name, one.recipe.job, one.recipe.note) for one in map(load_recipe, recipe_names())]
     rows += [(name, "sweep", find_sweep(name).note) for name in sweep_names()]
     chosen = [row for row in rows if word is None or any(word.lower() in cell.lower() for cell in row)]
     if not chosen:
         raise RecipeError(
-            f"no recipe has '{word}' in its name, job or note", fix="`vitctl recipes list` shows their names"
+            f"no recipe has '{word}' in its name, job or note",
+            fix="`vitctl recipes list --all` shows their names",
         )
     show_table(("recipe", "job", "description"), chosen, left=None)
     if word is not None:
@@ -84,15 +76,14 @@ def list_(
 def _show_groups(recipes: Sequence[str], sweeps: Sequence[str]) -> None:
     from vitctl.cli.show.console import say, show_table
 
-    names: dict[str, list[str]] = {title: [] for title in (*GROUPS, OTHERS)}
+    counts = {title: Counter[str]() for title in (*GROUPS, OTHERS)}
     for name in recipes:
         # `finetune` is for the user's images; `finetune_pets` and the like are the paper's.
         start = "finetune_" if name.startswith("finetune_") else name.partition("_")[0]
-        group = next((title for title, starts in GROUPS.items() if start in starts), OTHERS)
-        names[group].append(name)
-    rows = [(title, "  ".join(members)) for title, members in names.items() if members]
-    rows.append(("sweeps", "  ".join(sweeps)))
-    show_table((count_text(len(recipes), "recipe"), "names"), rows, left=None)
+        counts[next((title for title, starts in GROUPS.items() if start in starts), OTHERS)][start] += 1
+    counts["sweeps"] = Counter(name.partition("_")[0] for name in sweeps)
+    rows = [(title, str(found.total()), "  ".join(found)) for title, found in counts.items() if found]
+    show_table(("recipes", "number", "words for list"), rows, left=("words for list",))
     say("\nvitctl recipes list WORD   describe recipes with this word; --all: every recipe")
     say("vitctl recipes show NAME   show all values of a recipe")
 
@@ -103,7 +94,11 @@ def show(
     origins: Annotated[bool, typer.Option("--origins", help="Show where each value was set")] = False,
     set_: Set = None,
 ) -> None:
-    """Show a recipe with all inherited and default values."""
+    """Show a recipe with all inherited and default values.
+
+    For example: vitctl recipes show in1k_b16 --origins
+    Guide: docs/recipes.md
+    """
     from vitctl.recipe.load import load_recipe, parse_override
     from vitctl.recipe.write import to_toml
 
@@ -122,7 +117,11 @@ def explain(
         ),
     ],
 ) -> None:
-    """Explain a key: type, unit, default and source in the paper."""
+    """Explain a key: type, unit, default and source in the paper.
+
+    For example: vitctl recipes explain optimizer.weight_decay
+    Guide: docs/recipes.md
+    """
     from vitctl.recipe.write import explain as explain_key
 
     for line in explain_key(key):
@@ -131,7 +130,11 @@ def explain(
 
 @app.command()
 def diff(first: Name, second: Name) -> None:
-    """Show the values that differ between two recipes."""
+    """Show the values that differ between two recipes.
+
+    For example: vitctl recipes diff in1k_b16 in1k_b32
+    Guide: docs/recipes.md
+    """
     from vitctl.cli.show.console import show_table
     from vitctl.recipe.load import load_recipe
     from vitctl.recipe.write import differences, toml_value
@@ -150,7 +153,11 @@ def check(
         list[Path] | None, typer.Argument(metavar="FILES", help="Recipe files; default: all shipped recipes")
     ] = None,
 ) -> None:
-    """Check recipe files and print all problems."""
+    """Check recipe files and print all problems.
+
+    For example: vitctl recipes check mine.toml
+    Guide: docs/recipes.md
+    """
     from vitctl.errors import RecipeError
     from vitctl.recipe.load import load_recipe, recipe_names
 
@@ -194,6 +201,7 @@ def table(
     """Show the paper's tables: settings, the paper's results beside yours, and the cost of each run.
 
     For example: vitctl recipes table 2 --target ReaL
+    Guide: docs/reproduce-the-paper.md
     """
     from vitctl.cli.show.paper_tables import show_paper_tables
 

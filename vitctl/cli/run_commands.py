@@ -37,9 +37,12 @@ def report(
     ] = None,
     title: Annotated[str, typer.Option("--title", help="Title of the page")] = "",
 ) -> None:
-    """Write a self-contained HTML report: curves, tables, examples and the provenance of every number.
+    """Write an HTML report: curves, tables, examples, provenance.
+
+    The page is self-contained.
 
     For example: vitctl report runs/NAME -o report.html
+    Guide: docs/own-data.md
     """
     from vitctl.cli.show.console import say, waiting
     from vitctl.errors import writing
@@ -64,6 +67,7 @@ def compare(
     """Show results side by side and check whether they are comparable.
 
     For example: vitctl compare runs/a runs/b
+    Guide: docs/trust.md
     """
     from vitctl.cli.show.console import say, show_table, waiting
     from vitctl.errors import CheckpointError
@@ -147,10 +151,11 @@ def verify(
 ) -> None:
     """Check a run against its records, or recompute part of it.
 
-    For example: vitctl verify runs/NAME --replay any
-
     The run is not changed. Exit codes: 0: everything compared is as recorded; 2: something differs or
     is not proven (the last line says which), or there is an error that you can fix; 1: a bug of vitctl.
+
+    For example: vitctl verify runs/NAME --replay any
+    Guide: docs/trust.md
     """
     from vitctl.cli.run_job import enter_start_folder
     from vitctl.cli.show.console import progress_of_steps, say, waiting
@@ -205,9 +210,10 @@ def verify(
 def runs(context: typer.Context, in_: In = None) -> None:
     """List runs, the newest first, and what was converted from your data.
 
-    For example: vitctl runs
-
     The list includes the runs of sweeps.
+
+    For example: vitctl runs
+    Guide: docs/own-data.md
     """
     if context.invoked_subcommand is None:
         _list(in_)
@@ -241,7 +247,8 @@ def _list(folder: Path | None) -> None:
 def list_command(context: typer.Context, in_: In = None) -> None:
     """List runs, as `vitctl runs` does.
 
-    For example: vitctl runs list
+    For example: vitctl runs list --in runs
+    Guide: docs/own-data.md
     """
     _list(_folder(context, in_))
 
@@ -251,6 +258,7 @@ def show(run: Run) -> None:
     """Show one run, with its curves drawn in the terminal.
 
     For example: vitctl runs show runs/NAME
+    Guide: docs/own-data.md
     """
     from vitctl.cli.show.run_views import show_run
 
@@ -262,6 +270,7 @@ def tail(run: Run) -> None:
     """Follow a run until it ends; Ctrl-C ends this command only.
 
     For example: vitctl runs tail runs/NAME
+    Guide: docs/own-data.md
     """
     from vitctl.cli.show.run_views import tail as follow
 
@@ -284,10 +293,11 @@ def clean(
 ) -> None:
     """Delete all checkpoints but the last and the best of each run, and converted data that no run needs.
 
-    For example: vitctl runs clean
-
     Logs and results stay, and the run can still be resumed, scored and exported. Active runs are not touched,
     nor is the cache of a day, nor shards whose photographs are gone. RUNS alone leave converted data.
+
+    For example: vitctl runs clean
+    Guide: docs/own-data.md
     """
     from vitctl.cli.show.run_views import clean_runs
     from vitctl.data.datasets.converted import list_converted
@@ -307,9 +317,10 @@ def rm(
 ) -> None:
     """Delete runs, without asking.
 
-    For example: vitctl runs rm runs/NAME
-
     A run that is active, or that a run beside it or under ./runs started from, is refused.
+
+    For example: vitctl runs rm runs/NAME
+    Guide: docs/own-data.md
     """
     from vitctl.cli.show.console import say
     from vitctl.launch.listing import remove_run

@@ -208,6 +208,13 @@ def run_loaded(
             check_spread(config, loaded.recipe.machine.processes)
             own_address(config)
         prepared = prepare_run(loaded, run_dir, allow, config, batch)
+    recipe: Any = prepared.recipe
+    data, start = getattr(recipe, "data", None), getattr(recipe, "weights", None)
+    place = getattr(data, "datasets", ()) or [getattr(data, "path", "") or getattr(data, "dataset", "")]
+    print(
+        f"{recipe.job}: {start.source if start else recipe.model.name}"
+        + "".join(f", {fact}" for fact in (*place, prepared.machine) if fact)
+    )
     if prepared.taken:
         say(prepared.taken, style="bold yellow")
     if (inputs := prepared.inputs) and inputs.train is not None:

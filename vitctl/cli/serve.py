@@ -34,10 +34,12 @@ def serve(
 ) -> None:
     """Answer images sent over HTTP with their classes.
 
-    For example: vitctl serve --from RUN
-
     --from also takes an exported .onnx file. Answers are those of predict. SIGTERM and Ctrl-C finish the
     requests under way.
+
+    For example: vitctl serve --from RUN
+                 curl -F image=@photo.jpg http://127.0.0.1:8000/predict
+    Guide: docs/serve.md
     """
     from vitctl.cli.show.console import fetch_weights, waiting
     from vitctl.errors import LaunchError

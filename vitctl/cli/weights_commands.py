@@ -13,11 +13,12 @@ def weights(
         typer.Argument(metavar="NAME", help="One of the list", autocompletion=completion.weights),
     ] = None,
 ) -> None:
-    """List published weights that --from takes by name, or show one of them.
-
-    For example: vitctl weights dinov2_b14
+    """List published weights that --from takes by name, or show one.
 
     --from also takes timm:NAME and hf:ORGANISATION/NAME.
+
+    For example: vitctl weights dinov2_b14
+    Guide: docs/weights.md
     """
     from vitctl.cli.show.console import say, show_table
     from vitctl.jobs.inputs.checks import start_recipe

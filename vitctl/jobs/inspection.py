@@ -273,7 +273,7 @@ def _draw_rollout(subject: Subject) -> Drawn:
 
     def heading(what: str, most: int) -> Heading:
         part = f"{most} of " * (most < len(chosen))
-        return subject.heading(f"Attention rollout of the {of}{what}", part + subject.images_text)
+        return subject.heading(f"Attention rollout: what reaches the {of}{what}", part + subject.images_text)
 
     n = SHOWN_IMAGES
     captions = [_caption(chosen, number, text) for number, text in enumerate(predictions[:n])]
@@ -281,7 +281,7 @@ def _draw_rollout(subject: Subject) -> Drawn:
     figures = {"rollout": inspect_figures.draw_rollout(subject.images[:n], *few, captions, heading("", n))}
     if len(chosen) > n:
         n = SHEET_IMAGES
-        whole = heading(", with identity", n)
+        whole = heading(", with skip paths", n)
         sheet = inspect_figures.draw_rollout_sheet(subject.images[:n], overlays[0][:n], whole)
         figures["rollout_sheet"] = sheet
     peaks = [float((mask.amax(dim=(1, 2)) / mask.mean(dim=(1, 2))).mean()) for mask in masks]

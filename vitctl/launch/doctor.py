@@ -41,13 +41,10 @@ class Finding:
     said: str
 
 
-def run_checks() -> list[Finding]:
-    """Check everything that a run needs. Nothing is changed, nothing is downloaded."""
-    return [
-        finding
-        for check in (_python, _packages, _extras, _torch, _precision, _data, _disk)
-        for finding in _guarded(check)
-    ]
+def run_checks() -> Iterator[Finding]:
+    """Check what a run needs, the quick checks first. Nothing is changed, nothing is downloaded."""
+    for check in (_python, _extras, _data, _disk, _packages, _torch, _precision):
+        yield from _guarded(check)
 
 
 def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:

@@ -78,11 +78,13 @@ class Prepared(NamedTuple):
         taken: lines that name the run whose weights it uses, if the recipe says "newest", and the batch and
             the rate for it, if they are not those of the recipe.
         inputs: None in a process that did not prepare the run.
+        machine: device and precision, or the number of processes, which choose them themselves.
     """
 
     recipe: Recipe
     taken: str = ""
     inputs: "Inputs | None" = None
+    machine: str = ""
 
 
 def prepare_run(
@@ -170,8 +172,7 @@ def _prepare(
         changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
         # 3. Refuse what the job would refuse: images, weights, machine, labels.
         inputs = check_recipe(loaded.recipe, run_dir, inputs, nodes)
-        if batch is None:
-            _check_machine(loaded.recipe)
+        machine = "" if batch else _check_machine(loaded.recipe)
         if isinstance(loaded.recipe, Evaluate):
             _check_evaluation(loaded.recipe, inputs)
         # 4. Write the folder.
@@ -197,20 +198,26 @@ def _prepare(
     if "timm's rule" in (rate := loaded.origin("optimizer.lr")) and isinstance(loaded.recipe, Finetune):
         now = f"batch {loaded.recipe.schedule.batch_size:,}, learning rate {loaded.recipe.optimizer.lr:.3g}"
         taken = "\n".join(filter(None, [taken, f"{now}: {rate}"]))
-    return Prepared(loaded.recipe, taken, inputs)
+    return Prepared(loaded.recipe, taken, inputs, machine)
 
 
-def _check_machine(recipe: Recipe) -> None:
-    """Check that this machine computes what [machine] asks for. Several processes check it themselves,
-    because the main process of a training imports no torch, unless a GPU is asked for by name.
+def _check_machine(recipe: Recipe) -> str:
+    """Check that this machine computes what [machine] asks for. Return device and precision.
+
+    Several processes check it themselves, because the main process of a training imports no torch, unless a
+    GPU is asked for by name.
     """
     machine = getattr(recipe, "machine", None)
-    if not isinstance(machine, NetworkMachine) or (machine.processes > 1 and machine.device != "cuda"):
-        return
+    if not isinstance(machine, NetworkMachine):
+        return "CPU"
+    if machine.processes > 1 and machine.device != "cuda":
+        return f"{machine.processes} processes, precision {machine.precision}"
     from vitctl.engine.runtime import device_and_precision
 
-    trackers = recipe.log.trackers if isinstance(recipe, TrainRecipe) else ()
-    device_and_precision(machine.device, machine.precision, trackers)
+    cpu, precision = device_and_precision(
+        machine.device, machine.precision, recipe.log.trackers if isinstance(recipe, TrainRecipe) else ()
+    )
+    return f"{'CPU' if cpu else 'GPU'}, {precision}"
 
 
 def _check_evaluation(recipe: Evaluate, inputs: "Inputs") -> None:

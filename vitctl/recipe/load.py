@@ -73,14 +73,14 @@ def find_recipe(name: str) -> Path:
     if name.endswith(".toml") or path.is_file():
         if path.is_file():
             return path
-        raise RecipeError(name, "no such recipe file", "`vitctl recipes list` shows the shipped ones")
+        raise RecipeError(name, "no such recipe file", "`vitctl recipes list --all` shows the shipped ones")
     folder, is_name = recipe_folder(), path.name == name
     if is_name and (folder / f"{name}.toml").is_file():
         return folder / f"{name}.toml"
     if is_name and (folder / "sweeps" / f"{name}.toml").is_file():
         raise RecipeError(f"no recipe is called '{name}', a sweep is", fix=f"type `vitctl sweep {name}`")
     near = did_you_mean(nearest(name, recipe_names()))
-    fix = f"{near} `vitctl recipes list` shows them all".lstrip()
+    fix = f"{near} `vitctl recipes list --all` shows them all".lstrip()
     raise RecipeError(f"no recipe is called '{name}'", fix=fix)
 
 

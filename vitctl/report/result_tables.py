@@ -132,7 +132,9 @@ def tiles(
     shown += [
         (name, share(metrics.get(key)), _interval(metrics, key))
         for key, name in _TILES.items()
-        if key != metrics.get("metric") and not (key == "top5_accuracy" and metrics.get("chance", 0) >= 0.2)
+        if key != metrics.get("metric")
+        and not (key == "top5_accuracy" and metrics.get("chance", 0) >= 0.2)
+        and not (key == "macro_recall" and share(metrics.get(key)) == share(metrics.get("mean_per_class")))
     ]
     if trained_on := provenance.get("trained_on"):
         shown.append(("trained on", number(trained_on, "steps"), "of these images: see the warning"))

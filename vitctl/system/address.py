@@ -93,7 +93,10 @@ def value_without_queries(value: Any, *, over: bool = True) -> Any:
         case str() if ":" in value:
             return without_queries(value, over=over)[0]
         case dict():
-            return {key: value_without_queries(inner, over=over) for key, inner in value.items()}
+            return {
+                key: inner if isinstance(inner, int | float) else value_without_queries(inner, over=over)
+                for key, inner in value.items()
+            }
         case list() | tuple():
             return type(value)(value_without_queries(inner, over=over) for inner in value)
     return value

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from vitctl.cli.show.console import waiting
-from vitctl.cli.show.render import Screen, _line
+from vitctl.cli.show.render import Screen, _line, show_result
 from vitctl.system.screen import VIEW, above_view
 
 TRAIN = {
@@ -174,3 +174,22 @@ def test_screen__elsewhere_shows_the_first_step_and_one_every_30_seconds(
             clock[0] += 8
     shown = [line.split("/")[0] for line in out.getvalue().splitlines()[1:]]
     assert shown == ["step 1", "step 5", "step 9"]
+
+
+def test_result__names_the_split_of_every_number_and_what_to_type_next(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def counts(correct: int) -> dict[str, object]:
+        return {"accuracy": correct / 10, "correct": correct, "total": 10, "chance": 1 / 3}
+
+    metrics = {**counts(9), "top5_accuracy": 1.0, "test": {**counts(8), "accuracy_interval": [0.4, 0.9]}}
+    used = {"split": "val", "test": {"split": "test"}}
+    result = {"job": "finetune", "metrics": metrics, "provenance": used, "files": {"model": "m"}}
+    show_result(result, Path("runs/a b"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "Scores on val, test accuracy on test"
+    assert [line.split("  ")[0] for line in lines[2:4]] == ["accuracy", "test accuracy"]
+    assert not any("top-5" in line for line in lines)  # of three classes
+    assert lines[-1] == "next: vitctl predict IMAGES --from 'runs/a b'"
+    show_result({**result, "metrics": counts(9), "provenance": {"split": "val"}}, Path("a"))
+    assert capsys.readouterr().out.splitlines()[1] == "Scores on val"

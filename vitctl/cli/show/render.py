@@ -18,12 +18,17 @@ from vitctl.engine.journal import RESULT
 from vitctl.engine.metrics import METRICS, metric_text, verdict
 from vitctl.recipe.known import known_in_words
 from vitctl.system.screen import VIEW, raise_output_error
-from vitctl.system.text import rate_text, share_text
+from vitctl.system.text import rate_text, share_text, typed
 
 _OVERTAKEN_SECONDS = 5.0
 _SILENT_SECONDS = 30.0  # without a terminal: longest time between two lines of a running training
 _RATE_SECONDS = 3600.0  # window of the time-left estimate; long enough for slow steps
 _VIEWERS = {".gz": "https://ui.perfetto.dev", ".pickle": "https://pytorch.org/memory_viz"}
+_NEXT = {  # job -> the command that often follows
+    "pretrain": "finetune --data PHOTOS --from {}",
+    "finetune": "predict IMAGES --from {}",
+    **dict.fromkeys(("fewshot", "probe", "vtab", "evaluate"), "report {}"),
+}
 _BRIEF = ("progress", "train", "now")  # kinds of records that a terminal shows in the view only
 
 
@@ -231,7 +236,8 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
         _heading(table["caption"])
         show_table(table["header"], table["rows"], title=table["note"])
     if rows := tiles(job, metrics, used):
-        _heading(f"Scores on {used['split']}" if "split" in used else "Scores")
+        tested = f", test accuracy on {used['test']['split']}" if "test" in metrics else ""
+        _heading(f"Scores on {used['split']}{tested}" if "split" in used else "Scores")
         show_table(("", "", ""), rows, left=None)
     if "last" in metrics:
         last = metrics["last"]
@@ -249,6 +255,8 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
     for path in sorted(run_dir.glob("**/profile/*")):
         if path.suffix in _VIEWERS:
             say(f"profile: {path}; open it at {_VIEWERS[path.suffix]}")
+    if job in _NEXT:
+        say(f"\nnext: vitctl {_NEXT[job].format(typed(run_dir))}")
 
 
 def _heading(text: str) -> None:

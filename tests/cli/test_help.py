@@ -1,0 +1,88 @@
+"""The pages of --help: short, in one style, with examples that work; everything with `--help all`."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from tests.cli.conftest import Vitctl
+from tests.cli.test_completion import offered
+from tests.docs.conftest import find_command
+from vitctl.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+PLACEHOLDERS = {"N", "TEXT", "PATH", "N,...", "TEXT,..."}
+OF_TYPER = ("--install-completion", "--show-completion", "--version")
+MOST_OPTIONS = 15  # on the everyday page of a command; docs/architecture.md
+
+
+def _leaves(command: Any, path: str = "") -> dict[str, Any]:
+    """Every command by its words."""
+    if not hasattr(command, "commands"):
+        return {path.strip(): command}
+    below = [_leaves(one, f"{path} {name}") for name, one in command.commands.items()]
+    return {words: one for each in below for words, one in each.items()}
+
+
+COMMANDS = _leaves(typer.main.get_command(app))
+
+
+def test_help__without_arguments_fits_a_terminal_of_24_lines_and_names_every_command(vitctl: Vitctl) -> None:
+    said = vitctl()
+    assert (said.code, said.err) == (2, "")
+    assert said.out == vitctl("--help").out
+    assert said.out.count("\n") <= 23 and all(len(line) <= 80 for line in said.out.splitlines())
+    assert {words.split()[0] for words in COMMANDS} <= set(said.out.split())
+    described = re.findall(r"^  ([\w-]+)  ", vitctl("--help", "all").out, re.M)
+    assert {words.split()[0] for words in COMMANDS} <= {*described}
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_help__of_a_command_is_short_and_in_one_style(words: str, vitctl: Vitctl) -> None:
+    short, complete = vitctl(*words.split(), "--help"), vitctl(*words.split(), "--help", "all")
+    assert (short.code, complete.code) == (0, 0)
+    assert short.out.count("\n") <= 45
+    parameters = COMMANDS[words].params
+    for one in parameters:
+        if one.param_type_name == "option" and not one.is_flag:
+            assert one.metavar in PLACEHOLDERS, one.opts
+        if one.param_type_name == "argument":
+            assert re.fullmatch(r"[A-Z]+", one.metavar), one.metavar
+        assert all(flag in complete.out for flag in one.opts if flag.startswith("--"))
+    for page in (short.out, complete.out):
+        assert all(len(line) <= 80 for line in page.splitlines())
+        assert not re.search(r"<\w|\[default|x>=|<=x|default: -", page)
+    shown = re.findall(r"^  (?:-\w, )?(--[\w-]+)", short.out, re.M)
+    assert len(shown) <= MOST_OPTIONS + 1  # --help
+    assert (len(shown) < len([one for one in parameters if one.param_type_name == "option"]) + 1) == (
+        f"more options: vitctl {words} --help all" in short.out
+    )
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_help__ends_with_examples_that_are_taken_and_a_page_that_exists(words: str, vitctl: Vitctl) -> None:
+    page = vitctl(*words.split(), "--help").out
+    examples, guide = re.search(r"^For example: (.*?)^(Guide: .*)", page, re.M | re.S).groups()  # type: ignore[union-attr]
+    lines = [shlex.split(line) for line in examples.splitlines()]
+    assert lines[0][1 : 1 + len(words.split())] == words.split()
+    for first, *typed in lines:
+        assert first in ("vitctl", "curl")
+        if first == "vitctl":
+            command, rest = find_command(typed)
+            command.make_context("vitctl", rest)
+    pages = re.findall(r"docs/[\w.-]+\.md", guide)
+    assert pages and all((ROOT / name).is_file() for name in pages)
+
+
+def test_help__the_rest_is_offered_by_the_shell() -> None:
+    assert offered("vitctl finetune --prof") == ["--profile"]
+    assert offered("vitctl finetune --he") == ["--help"]
+    assert "sweep" in offered("vitctl sw")
+
+
+def test_help__of_the_whole_program_knows_three_options_of_typer(vitctl: Vitctl) -> None:
+    assert "--version" not in vitctl("--help").out
+    assert all(f"  {flag} " in vitctl("--help", "all").out for flag in OF_TYPER)
