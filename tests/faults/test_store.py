@@ -1,6 +1,7 @@
 """A run that is also kept in a store: other machines resume from it, whatever is lost here and whenever."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +37,22 @@ def dying(file, url):
 remote.put = dying
 sys.argv = ["vitctl", *sys.argv[2:]]
 from vitctl.__main__ import main
+sys.exit(main())
+"""
+
+
+# A process whose store is away for longer than anyone waits.
+WAITING = """
+import sys
+from vitctl.system import remote
+def away():
+    raise remote.TransientError("no answer")
+remote.put = lambda file, url: remote.retried(url, away)
+sys.argv = ["vitctl", *sys.argv[1:], "--set", "data.patience=600"]
+from vitctl.__main__ import main
+from vitctl.engine import store
+send = store.Store.send
+store.Store.send = lambda self, path, *name: path.name == "recipe.toml" or send(self, path, *name)
 sys.exit(main())
 """
 
@@ -156,6 +173,63 @@ def test_refused__stores_that_cannot_hold_the_run(tiny_data: Path, tmp_path: Pat
     prepared(tmp_path / "b", tiny_data)
     with pytest.raises(LaunchError, match="holds a run that is not the one in"):
         Store(str(tmp_path / "of_a"), tmp_path / "b").fetch()
+
+
+def test_signal__ends_the_wait_for_a_store(tiny_data: Path, tmp_path: Path) -> None:
+    """The last checkpoint is safe here; a scheduler kills what still waits."""
+    folder, line = tmp_path / "run", command(tmp_path / "run", tiny_data, **kept(tmp_path / "store"))
+    with warm.Popen(
+        [sys.executable, "-c", WAITING, *line[3:]], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert soon(lambda: (folder / "checkpoints/step_00000012").is_dir())
+        run.send_signal(signal.SIGTERM)
+        _, text = run.communicate(timeout=60)
+    assert run.returncode == 3, text
+    assert warm.run(line, env=ENVIRONMENT, capture_output=True).returncode == 0
+    assert checkpoint(tmp_path / "store", 12) == checkpoint(folder, 12)
+
+
+def test_two_continuations__of_a_run_are_not_made_one(tiny_data: Path, tmp_path: Path) -> None:
+    store, values = tmp_path / "store", kept(tmp_path / "store")
+    one = prepared(tmp_path / "one", tiny_data, **{**values, "schedule.total_steps": 6})
+    work(one)
+    shutil.copytree(store, tmp_path / "then")
+    shutil.copytree(one, tmp_path / "two")
+    longer = [*command(one, tiny_data, **values), "--allow", "schedule.total_steps"]
+    assert warm.run(longer, env=ENVIRONMENT, capture_output=True).returncode == 0
+    two = [*command(tmp_path / "two", tiny_data, **values), "--allow", "schedule.total_steps"]
+    two = [word.replace(str(store), str(tmp_path / "then")) for word in two]
+    toml = tmp_path / "two" / "recipe.toml"
+    toml.write_text(toml.read_text().replace(str(store), str(tmp_path / "then")))
+    assert warm.run(two, env=ENVIRONMENT, capture_output=True).returncode == 0
+    toml.write_text(toml.read_text().replace(str(tmp_path / "then"), str(store)))
+    before = files(store)
+    with pytest.raises(LaunchError, match="another machine went on with this run, to step_00000012"):
+        Store(str(store), tmp_path / "two").fetch()
+    assert files(store) == before
+
+
+def test_older_folder__takes_the_newer_run_and_sets_its_own_steps_aside(
+    tiny_data: Path, tmp_path: Path
+) -> None:
+    store, values = tmp_path / "store", kept(tmp_path / "store")
+    old = prepared(tmp_path / "old", tiny_data, **values)
+    work(old)
+    (tmp_path / "new").mkdir()
+    own = old / "checkpoints" / "step_00000010"
+    for step in (own, old / "checkpoints" / "step_00000012"):
+        step.rename(old / "checkpoints" / ("step_00000007" if step == own else ".gone"))
+    Store(str(store), old).fetch()
+    names = {path.name for path in (old / "checkpoints").iterdir() if path.name != ".gone"}
+    assert names == {"step_00000010", "step_00000012", "torn_step_00000007"}
+
+
+def test_refused__command_leaves_no_foreign_run(tiny_data: Path, tmp_path: Path) -> None:
+    values = kept(tmp_path / "store")
+    work(prepared(tmp_path / "a", tiny_data, **values))
+    with pytest.raises(VitctlError, match="seed was 0, now 7"):
+        prepared(tmp_path / "b", tiny_data, **values, seed=7)
+    assert not (tmp_path / "b").exists()
 
 
 def test_names__of_a_store_cannot_leave_the_folder(tmp_path: Path) -> None:

@@ -610,8 +610,8 @@ OutOrStore = Annotated[
         "--out",
         "-o",
         metavar="PATH",
-        help="Run folder, or s3://BUCKET/FOLDER to keep the run there too; resumes an existing run; default: "
-        "runs/NAME_TIME",
+        help="Run folder, or s3://BUCKET/NAME for runs/NAME and a copy there; resumes an existing run; "
+        "default: runs/NAME_TIME",
     ),
 ]
 Set = Annotated[

@@ -141,14 +141,14 @@ def resume(
     config = launch_config(member, nodes, restarts, folder, batch)
     overrides = [*overrides_of(flags, set_), *of_store]
     if store := next((one.value for one in overrides if one.key == "checkpoint.store"), kept_in(folder)):
-        fetch_run(store, folder, member, 600.0)
+        fetch_run(store, folder, member)
     if not (folder / RECIPE).is_file():
         then = (
             "its command was stopped before it had written recipe.toml; type that command again"
             if (folder / LOCK).is_file()
             else "not a run folder, it has no recipe.toml; `vitctl runs` lists the runs here"
         )
-        raise CheckpointError(store or folder, then)
+        raise CheckpointError(*((store, "holds no run") if store else (folder, then)))
     overrides += started_processes(member, batch, overrides)
     folder, overrides = enter_start_folder(folder, overrides)
     is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)

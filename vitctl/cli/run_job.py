@@ -13,6 +13,8 @@ from vitctl.engine.journal import CHECKPOINTS, RECIPE
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
+_FETCH_SECONDS = 600.0  # for another command that fetches the same run
+
 if TYPE_CHECKING:
     from vitctl.launch.cluster import LaunchConfig, Member, Resources
     from vitctl.recipe.load import Loaded, Override
@@ -71,11 +73,7 @@ def run_job(
 
     shares_folder = member is not None and (member.job or member.num_processes > 1)
     run_dir = out or (member.run_dir(loaded.name) if member and shares_folder else new_run_dir(loaded.name))
-    store = getattr(getattr(loaded.recipe, "checkpoint", None), "store", "")
-    if store and not dry_run:
-        fetch_run(store, run_dir, member, loaded.recipe.machine.start_timeout)
-        out = run_dir
-    runs = run_dir.parent if out else Path("runs")
+    runs = out.parent if out else Path("runs")
     loaded = with_shards(loaded, runs, dry_run=dry_run, is_alone=is_alone, out=out)
     loaded = fitted(loaded, with_timeout=dry_run)
     if dry_run:
@@ -95,19 +93,25 @@ def run_job(
 
 def run_place(said: str, out: str | Path | None) -> "tuple[Path | None, list[Override]]":
     """Return the run folder that the option or argument `said` names, and what an address in a store sets."""
+    from vitctl.engine.store import kept_in
+    from vitctl.errors import LaunchError
     from vitctl.recipe.load import Override
     from vitctl.system.address import check_local
 
     text = str(out or "").rstrip("/")
     if "://" not in text:
         return (Path(check_local(said, text)) if text else None), []
-    return Path("runs") / text.rpartition("/")[2], [Override("checkpoint.store", text, said)]
+    folder = Path("runs") / text.rpartition("/")[2]
+    if (folder / RECIPE).is_file() and (kept := kept_in(folder)) != text:
+        of = f"a run that is kept in {kept}" if kept else "another run"
+        fix = f"choose another folder: {said} FOLDER --set checkpoint.store={text}"
+        raise LaunchError(f"{said} {text}", f"works in {folder}, which holds {of}", fix)
+    return folder, [Override("checkpoint.store", text, said)]
 
 
-def fetch_run(store: str, run_dir: Path, member: "Member | None", seconds: float) -> None:
-    """Bring the run folder to the newest checkpoint in its store; processes beside the first need the recipe.
-
-    Waits `seconds` for another process that does the same.
+def fetch_run(store: str, run_dir: Path, member: "Member | None") -> None:
+    """Bring the folder of a run that is resumed to the newest checkpoint in its store; processes beside the
+    first need the recipe.
     """
     from vitctl.cli.show.console import waiting
     from vitctl.engine.store import Store
@@ -118,7 +122,7 @@ def fetch_run(store: str, run_dir: Path, member: "Member | None", seconds: float
         if there.has_run and member is not None and member.rank > 0:
             there.get(RECIPE)
         elif there.has_run:
-            with prepared_folder(run_dir, seconds):
+            with prepared_folder(run_dir, _FETCH_SECONDS):
                 there.fetch()
 
 

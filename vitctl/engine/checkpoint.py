@@ -39,8 +39,10 @@ from vitctl.engine.journal import (
     MODEL,
     OPTIMIZER,
     RECORDS,
+    STARTED,
     STATE,
     STEPS_HEAD,
+    TORN,
     Journal,
     begins,
     end_of,
@@ -69,7 +71,6 @@ from vitctl.system.text import bytes_text, one_line
 
 FORMAT, PARTS_FORMAT = "vitctl-checkpoint/1", "vitctl-checkpoint/2"  # in one piece; in parts
 WORDS = "words"  # key of a part's `word_sum` in state.json
-_TORN = "torn_"
 
 
 @dataclass(frozen=True)
@@ -233,14 +234,14 @@ def set_aside_after(root: Path, step: int) -> None:
     remove_folders(path for path in root.glob(".step_*") if path.is_dir())
     for folder in step_folders(root):
         if (step_of(folder) or 0) > step:
-            aside = folder.with_name(f"{_TORN}{folder.name}")
+            aside = folder.with_name(f"{TORN}{folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)
 
 
 def is_set_aside(folder: Path) -> bool:
     """Return whether a folder is a checkpoint that was set aside; these are never deleted."""
-    return folder.name.startswith(_TORN)
+    return folder.name.startswith(TORN)
 
 
 def read_checkpoint(
@@ -384,18 +385,15 @@ def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], comin
     return bool(to_delete)
 
 
-_STARTED = "start_of_a_run"
-
-
 def mark_start(folder: Path) -> None:
     """Mark a checkpoint as the start of another run, which rereads it; a read-only folder stays unmarked."""
     with suppress(OSError):
-        write_text(folder / _STARTED, "")
+        write_text(folder / STARTED, "")
 
 
 def has_started_a_run(folder: Path) -> bool:
     """Return whether a run started from this checkpoint; training never deletes such checkpoints."""
-    return (folder / _STARTED).exists()
+    return (folder / STARTED).exists()
 
 
 def remove_folders(paths: Iterable[Path]) -> None:

@@ -45,7 +45,8 @@ TENSOR_FILES = (MODEL, OPTIMIZER, AVERAGE, *ADAPTERS.values())
 STATE = "state.json"
 # Keys of state.json: how steps.jsonl and log.jsonl ended, see `end_of`, and what decides the last bits.
 STEPS_HEAD, LOG_HEAD, COMPUTED_ON = "steps_head", "log_head", "computed_on"
-STEPS = "step_*"
+STEPS, TORN = "step_*", "torn_"  # checkpoints, and the start of the name of one that was set aside
+STARTED = "start_of_a_run"  # a file in a checkpoint that training never deletes
 ALLOWED, ENVIRONMENT, LAUNCH = "allowed.json", "env.json", "launch.txt"
 # Copied by `keep_records`; the last one marks the copy as complete.
 BEFORE, _KEPT = ".before", (ALLOWED, ENVIRONMENT, LAUNCH, RESULT, RECIPE)

@@ -76,6 +76,7 @@ class StopFlag:
             self.reason = ""  # the images have arrived
         elif next(self._calls) == 0:
             self.since, self.signal = time.monotonic(), signal.Signals(number)
+            HERE.is_stopping = True
             say(
                 f"{self.signal.name}: stopping as soon as the work so far is safe; a second signal "
                 f"stops at once"
@@ -95,7 +96,7 @@ def stop_on_signals(echo_seconds: float = 0.0, *, ignore_afterwards: bool = Fals
     while a library blocks the main thread: the files on disk are always consistent. `ignore_afterwards`
     ignores signals after the block, so that a late one cannot turn a clean exit into a failure.
     """
-    flag = StopFlag()
+    flag, HERE.is_stopping = StopFlag(), False
     read, write = os.pipe()
     os.set_blocking(write, False)
     watcher = threading.Thread(target=_watch_signals, args=(flag, read, echo_seconds), daemon=True)

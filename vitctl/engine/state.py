@@ -333,8 +333,17 @@ class RunState:
                 beside it belong to another state.
             LaunchError: the state is not the same on all processes.
         """
-        runtime, log, root = self._runtime, self._log, self._saver.root
         self._fetch()
+        try:
+            self._resume(total_steps, metric, ends_at)
+        except CheckpointError as error:
+            if self._store is None:
+                raise
+            text = f"{error}; {self._store.address} has the same files: mend them there too"
+            raise CheckpointError(text).passing(error.passes) from None
+
+    def _resume(self, total_steps: int, metric: str, ends_at: Callable[[int], bool]) -> None:
+        runtime, log, root = self._runtime, self._log, self._saver.root
         saved, problems = agreed_checkpoint(runtime, root)
         for problem in problems:
             log.warn(problem, 0)

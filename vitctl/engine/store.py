@@ -6,14 +6,27 @@ sent last, after the records that it names. What the run's folder deletes is del
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitctl.engine.journal import ALLOWED, CHECKPOINTS, RECIPE, STATE, Journal, step_folder
+from vitctl.engine.journal import (
+    ALLOWED,
+    CHECKPOINTS,
+    LOG,
+    LOG_HEAD,
+    RECIPE,
+    STARTED,
+    STATE,
+    TORN,
+    Journal,
+    begins,
+    step_folder,
+)
 from vitctl.errors import LaunchError, VitctlError
 from vitctl.system import limits, remote
 from vitctl.system.files import atomic_write, file_state, read_json, read_toml
@@ -94,6 +107,8 @@ class Store:
                 names = [name for name in there if name.startswith(f"{step}/")]
                 for name in sorted(names, reverse=True):  # state.json first: the rest is no checkpoint
                     remote.remove(f"{self.address}/{name}")
+                with suppress(OSError):  # a folder on another disk
+                    Path(f"{self.address}/{step}").rmdir()
 
     def get(self, name: str, size: int | None = None) -> None:
         """Fetch one file of the run. Raises as `remote.fetch`."""
@@ -127,7 +142,13 @@ class Store:
             if mark.parent.relative_to(self.folder).as_posix() not in whole:
                 shutil.rmtree(mark.parent)
         if local.is_file() and all(step <= self._newest(step, there) for step in whole):
+            self._check_same(whole)
             return
+        for root in {step.rpartition("/")[0] for step in whole}:  # of the records that are replaced
+            for path in (self.folder / root).glob("step_*"):
+                if path.relative_to(self.folder).as_posix() not in whole and not (path / STARTED).exists():
+                    shutil.rmtree(aside := path.with_name(f"{TORN}{path.name}"), ignore_errors=True)
+                    path.rename(aside)
         asides = []
         for step in whole:
             if not self._has(step, there):
@@ -144,6 +165,22 @@ class Store:
         for aside, final in asides:
             shutil.rmtree(final, ignore_errors=True)  # incomplete
             aside.rename(final)
+
+    def _check_same(self, whole: Sequence[str]) -> None:
+        """Raise LaunchError if the store has another continuation of the run, which a copy would replace."""
+        for step in {step.rpartition("/")[0]: step for step in whole}.values():  # the newest of each training
+            head, place = "", self.folder / step
+            with tempfile.TemporaryDirectory() as aside, suppress(LaunchError, AttributeError):  # damaged
+                remote.fetch(f"{self.address}/{step}/{STATE}", Path(aside, STATE))
+                head = str(
+                    read_json(Path(aside, STATE), limits.RUN_FILE, error=LaunchError).get(LOG_HEAD, "")
+                )
+            if head and not begins(place.parent.parent / LOG, head):
+                raise LaunchError(
+                    self.address,
+                    f"another machine went on with this run, to {place.name}, and {self.folder} did so too",
+                    "remove that folder to take the other's steps, or name another checkpoint.store",
+                )
 
     def _newest(self, step: str, there: Mapping[str, int]) -> str:
         """Return the newest complete checkpoint here beside that of a step; "" if there is none."""
@@ -193,9 +230,10 @@ class Sender:
             self._queue.submit(self._send, step, is_written)
 
     def finish(self) -> None:
-        """Wait for what is being sent; an outage is waited out as any other. Then the run's folder has the
-        last checkpoint complete.
+        """Wait for what is being sent; an outage is waited out as any other, but not after a signal. Then the
+        run's folder has the last checkpoint complete.
         """
+        self._journal.show_progress(at_once=True, text=f"copying the run to {self._store.address}")
         self._queue.shutdown()
         final = step_folder(self._root, self._last)
         if self._peers.count and self._peers.part == 0 and final.is_dir() and not _is_whole(final):

@@ -160,6 +160,9 @@ def _prepare(
     # Another machine of the same run may be preparing the folder.
     with prepared_folder(run_dir, loaded.recipe.machine.start_timeout if config.nodes > 1 else 0.0):
         check_not_foreign(run_dir)  # not before: another machine may be writing the files of this run
+        is_empty, store = not file.exists(), store_of(loaded.recipe)
+        if store:
+            Store(store, run_dir).fetch()
         is_new = not file.exists() or failed_without_output(run_dir)
         before = None if is_new else load_recipe(str(file)).recipe
         # 1. Settle what the recipe leaves open: formats, weights, lengths in images, lanes.
@@ -169,7 +172,10 @@ def _prepare(
         loaded, inputs = fit_lanes(loaded, before, inputs, run_dir, nodes)
         # 2. A run in the folder goes on only as the same run.
         _not_shorter(loaded.recipe, run_dir)  # first: the other error would advise this length
-        changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
+        place = (
+            store if is_empty and "://" in store else str(run_dir)
+        )  # what was fetched is removed after a refusal
+        changed = _changes(before, loaded.recipe, run_dir, allow, place) if before is not None else ""
         # 3. Refuse what the job would refuse: images, weights, machine, labels.
         inputs = check_recipe(loaded.recipe, run_dir, inputs, nodes)
         machine = "" if batch else _check_machine(loaded.recipe)
@@ -190,9 +196,9 @@ def _prepare(
             Journal(run_dir / LOG).write("warning", step=0, text=f"{CHANGED}: {changed}")
         line = batch.line(run_dir) if batch else launch_line(run_dir, loaded.recipe, config)
         write_text(run_dir / LAUNCH, printable(line) + "\n")
-        place = {"folder": str(Path.cwd()), "run": str(run_dir.resolve())}
-        write_run_json(run_dir / ENVIRONMENT, environment() | place)
-        if store := store_of(loaded.recipe):  # refused here if it cannot be written
+        started = {"folder": str(Path.cwd()), "run": str(run_dir.resolve())}
+        write_run_json(run_dir / ENVIRONMENT, environment() | started)
+        if store:  # refused here if it cannot be written
             Store(store, run_dir).send(run_dir / RECIPE)
     _keep_start(loaded.recipe)
     if "timm's rule" in (rate := loaded.origin("optimizer.lr")) and isinstance(loaded.recipe, Finetune):
@@ -301,14 +307,14 @@ _IN_STATE, _RATES = ("model.", "optimizer.name", "data.image_size"), ("model.dro
 _MORE_STEPS = ("schedule.total_steps", "evaluation.patience", "finetune.", "vtab.")  # for a finished run
 
 
-def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -> str:
-    """Return a text of the differences that are allowed, or "".
+def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str], said: str) -> str:
+    """Return a text of the differences that are allowed, or ""; `said` names the run in messages.
 
     Raises RecipeError for any other.
     """
     if before.job != now.job:
         raise RecipeError(
-            run_dir, f"holds a run of {before.job}, this is {now.job}", "choose another folder with --out"
+            said, f"holds a run of {before.job}, this is {now.job}", "choose another folder with --out"
         )
     # A training compares the digests of its inputs with those of its checkpoints.
     free = (*FREE_TO_CHANGE, "export.to", *(PLACES if isinstance(now, TrainRecipe) else ()))
@@ -334,14 +340,14 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
         sets = as_flags(d for d in found if not d[0].startswith((*FREE_TO_CHANGE, "export.to")))
         keys = " ".join(f"--allow {key}" for key, *_ in changed)
         of_data = " --allow data" * any(key.startswith(_CHOOSES_IMAGES) for key, *_ in refused)
-        anyway = f", or resume anyway with: vitctl resume {typed(run_dir)}{sets} {keys}{of_data}"
+        anyway = f", or resume anyway with: vitctl resume {typed(said)}{sets} {keys}{of_data}"
         is_over = isinstance(now, TrainRecipe) and read_status(run_dir) == "done"
         if (is_over and not any(key.startswith(_MORE_STEPS) for key, *_ in changed)) or any(
             (key.startswith(_IN_STATE) and key not in _RATES) or "float64" in given for key, *given in refused
         ):
             anyway = ""
         raise RecipeError(
-            run_dir,
+            said,
             f"holds a run of another recipe: {_in_words(refused[:4])}{more}",
             f"choose another folder with --out{anyway}",
         )

@@ -245,8 +245,11 @@ class ShardedMachine(TrainMachine):
 
 def _store(text: str) -> str:
     text = text.rstrip("/")
-    if ".." in text.split("/") or not re.fullmatch(r"|/.+|(s3|gs|az)://[\w.-]+/[^\s?*]+", text):
-        raise ValueError(f"'{text}' should be s3://BUCKET/FOLDER, gs://, az://, or an absolute path")
+    if ".." in text.split("/") or not re.fullmatch(r"|/.+|(s3|gs|az)://[\w.-]+(/[^\s?*#/]+)+", text):
+        raise ValueError(
+            f"'{text}' should be s3://BUCKET/FOLDER, gs:// or az://, without spaces or wildcards, or an "
+            f"absolute path"
+        )
     return text
 
 

@@ -134,6 +134,7 @@ class Place:
         images_since: `time.monotonic()` when it began to wait for images; None while it does not.
         waits_for_device: whether it waits for work that a GPU has queued.
         told: what a request waits for, for a thread that reports it; None without such a thread.
+        is_stopping: whether a signal came, after which nothing is waited for.
     """
 
     arrivals: int = 0
@@ -143,6 +144,7 @@ class Place:
     loaders: Sequence[int] = ()
     waits_for_device: bool = False
     told: str | None = None
+    is_stopping: bool = False
 
     def arrive(self, operation: str) -> None:
         """Count a collective operation, right before it."""

@@ -7,6 +7,7 @@ CONNECTIONS connections.
 """
 
 import asyncio
+import errno
 import io
 import itertools
 import os
@@ -29,7 +30,7 @@ from vitctl.errors import DataError
 from vitctl.system import limits
 from vitctl.system.address import LOOPBACK, VARIABLE, check, split, with_query
 from vitctl.system.files import atomic_write, cache_folder, error_text, lock
-from vitctl.system.process import tell
+from vitctl.system.process import HERE, tell
 
 CONNECTIONS = 16
 _FILE_CONNECTIONS = 4  # for the parts of one file
@@ -38,13 +39,15 @@ FIRST_SECONDS = 1.5  # for one that never answered; not in a run
 PAUSE_SECONDS = 0.5
 PART_BYTES = 8 * 2**20
 HUB = "https://huggingface.co"  # the only host that receives HF_TOKEN
-_LONGEST_PAUSE_SECONDS, _SLOT_SECONDS, _TELL_SECONDS = 30.0, 0.02, 10.0
+_LONGEST_PAUSE_SECONDS, _SLOT_SECONDS, _TELL_SECONDS, _SLICE_SECONDS = 30.0, 0.02, 10.0, 0.2
 LEAST_ATTEMPTS = 3
 _SLOT = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _RECOVERED_BYTES = 2**20  # received in one response: the server works again
 TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _BUSY = {429, 503}
 STORES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}  # scheme -> package
+# What waiting does not cure on a disk.
+_LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 _KEYS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the file of a key",
@@ -58,7 +61,8 @@ _MISTAKES = {
     "Profile": "set AWS_PROFILE to one that ~/.aws/config has",
     "Region|PermanentRedirect|Malformed|IllegalLocation|^301$": "set AWS_DEFAULT_REGION to the bucket's",
     "TimeTooSkewed": "set the clock of this machine",
-    "Credential|AccessKeyId|Signature|Token|AccessDenied|Authenticat|RefreshError|^40[013]$": "",
+    "AccessDenied": "give its keys the right to list, read, write and delete, or set others in AWS_PROFILE",
+    "Credential|AccessKeyId|Signature|Token|Authenticat|RefreshError|^40[013]$": "",
     "^unable to connect to account": "",
 }
 _HUB_ADDRESS = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
@@ -387,7 +391,8 @@ def _is_up(url: str) -> None:
 
 
 def retried(url: str, attempt: Callable[[], Result]) -> Result:
-    """Repeat another library's request while it raises TransientError, as long as `transfer` would.
+    """Repeat another library's request while it raises TransientError, as long as `transfer` would; after a
+    signal no more.
 
     Raises GaveUpError, and whatever else `attempt` raises.
     """
@@ -396,7 +401,11 @@ def retried(url: str, attempt: Callable[[], Result]) -> Result:
             result = attempt()
             break
         except TransientError as error:
-            time.sleep(_pause(url, error, failures, time.monotonic(), None))
+            until = time.monotonic() + _pause(url, error, failures, time.monotonic(), None)
+            while time.monotonic() < until:
+                if HERE.is_stopping:
+                    raise GaveUpError(url, f"{error}; not waited for, because of the signal") from None
+                time.sleep(min(_SLICE_SECONDS, max(0.0, until - time.monotonic())))
     _is_up(url)
     return result
 
@@ -504,6 +513,10 @@ def put(file: Path, url: str) -> None:
             with atomic_write(Path(url)) as aside:
                 shutil.copyfile(file, aside)
         except OSError as error:
+            if error.errno in _LASTING:
+                raise DataError(
+                    url, os.strerror(error.errno), "free some space, or name another disk"
+                ) from None
             raise _of_store(url, error) from None
 
     retried(url, attempt)
