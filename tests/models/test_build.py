@@ -2,6 +2,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,6 +28,18 @@ def test_build__leaves_the_global_generator_alone(tiny: ViTConfig) -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
     assert all(weight.requires_grad and weight.isfinite().all() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_build__without_a_seed_draws_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are loaded next would be drawn for nothing, 8 s for L/16."""
+    drawn, empty = build(TINY[name]).state_dict(), torch.empty
+    monkeypatch.setattr(np.random, "default_rng", None)
+    monkeypatch.setattr(torch, "empty", lambda *shape, **how: empty(*shape, **how).fill_(torch.nan))
+    loaded = build(TINY[name], seed=None).state_dict()
+    constant = [key for key, tensor in drawn.items() if len(tensor.unique()) == 1]
+    assert constant and all(torch.equal(loaded[key], drawn[key]) for key in constant)
+    assert all(loaded[key].isnan().all() for key in drawn if key not in constant)
 
 
 def test_build__starts_with_the_head_bias_for_every_image(tiny: ViTConfig) -> None:

@@ -174,14 +174,14 @@ def _measure(
         largest, sizes = largest_micro_batch(trainer, batches[0], most, budget.part(_LARGEST))
     seconds = sum(split.values())
     peak_flops, peak_source = peak(runtime.device, runtime.precision, matrix)
-    achieved = s.batch_size / seconds * trainer.log.flops_per_image / runtime.num_processes
+    achieved = s.batch_size / seconds * trainer.log.flops_per_image() / runtime.num_processes
     return {
         "kind": "model",
         "job": recipe.job,
         "network": to_dict(config),
         "parameters": count_parameters(config),
         "image_size": config.image_size,
-        "flops_per_image": trainer.log.flops_per_image,
+        "flops_per_image": trainer.log.flops_per_image(),
         "data": "noise" if is_noise else recipe.data.path or recipe.data.dataset or "mixture",
         "batch_size": s.batch_size,
         "recipe_batch_size": recipe_batch,

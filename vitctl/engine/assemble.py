@@ -252,7 +252,8 @@ def assembled(
         shared = runtime.rank, runtime.num_processes, runtime.nodes
         tree = LaneSum(lanes, *shared, beside, runtime.clock.switch)
         gradients = ByLanes(runtime, model, recipe.seed, tree)
-    flops = computed_flops(
+    flops = partial(  # counted where the first step is logged
+        computed_flops,
         model.config,
         frozen_places(recipe, model.config),
         adapters=lora_of(recipe).rank > 0,

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class RunLog:
         own: range,
         total_steps: int,
         normalise: Normalise,
-        flops_per_image: int,
+        flops_per_image: Callable[[], int],
         stop: StopFlag,
     ) -> None:
         self.folder, self.journal, self.flops_per_image = folder, journal, flops_per_image
@@ -166,7 +166,7 @@ class RunLog:
             return
         images = torch.cat([batch.images[:_PIXELS_OF] for batch in micro_batches[:_PIXELS_OF]])
         pixel_std = float(f"{self._normalise(images[:_PIXELS_OF]).float().std().item():.5g}")
-        flops, peak = rate * self.flops_per_image / self._runtime.num_processes, self._runtime.peak_flops
+        flops, peak = rate * self.flops_per_image() / self._runtime.num_processes, self._runtime.peak_flops
         numbers = {"loss": result.loss, "lr": result.lr, "grad_norm": result.grad_norm}
         self.journal.write(
             "train",

@@ -69,7 +69,9 @@ def prepare_data_set(
         _download(row, root, folder, progress, get)
     if not _is_complete(row, out):
         for split, originals in _open(row, folder, allow_partial=allow_partial).items():
-            _write(row, split, originals, out, workers, progress)
+            if not (out / split / INDEX_FILE).exists():
+                shown = partial(progress, f"writing {row.name}/{split}")
+                write_originals(originals, out, split, workers=workers, progress=shown)
     return _sizes(out)
 
 
@@ -166,12 +168,3 @@ def _labelled(row: DataSet, splits: dict[str, Originals]) -> dict[str, Originals
         else o
         for split, o in splits.items()
     }
-
-
-def _write(
-    row: DataSet, split: str, originals: Originals, out: Path, workers: int, progress: Progress
-) -> None:
-    if (out / split / INDEX_FILE).exists():
-        return
-    shown = partial(progress, f"writing {row.name}/{split}")
-    write_originals(originals, out, split, workers=workers, progress=shown)

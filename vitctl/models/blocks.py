@@ -17,17 +17,19 @@ from torch.utils.checkpoint import checkpoint
 from vitctl.errors import LaunchError
 from vitctl.models.places import num_blocks, place
 
-Generator = np.random.Generator
+Generator = np.random.Generator | None  # None: weights are loaded next, so that none is drawn
 Values = NDArray[Any]  # float32 or wider
 
 
 def draw(weight: Tensor, fill: Callable[..., Values], generator: Generator, **scale: float) -> None:
     """Fill `weight` by `fill`, rounded once to float32: the same draws for every dtype, device and CPU."""
+    if generator is None:
+        return
     drawn = fill(tuple(weight.shape), generator, **scale).astype(np.float32, copy=False)
     weight.copy_(torch.from_numpy(drawn))
 
 
-def normal(shape: Sequence[int], generator: Generator, std: float) -> Values:
+def normal(shape: Sequence[int], generator: np.random.Generator, std: float) -> Values:
     """Return draws of a normal distribution, float64, by a ziggurat: mostly products.
 
     torch's normal uses vectorised logarithms and cosines, whose last bits differ between processors. The
@@ -38,7 +40,7 @@ def normal(shape: Sequence[int], generator: Generator, std: float) -> Values:
     return drawn
 
 
-def lecun_normal(shape: Sequence[int], generator: Generator) -> Values:
+def lecun_normal(shape: Sequence[int], generator: np.random.Generator) -> Values:
     """Return normal draws, rescaled to variance 1 / fan-in, float64; those beyond two deviations are drawn
     again.
     """
@@ -49,7 +51,7 @@ def lecun_normal(shape: Sequence[int], generator: Generator) -> Values:
     return drawn
 
 
-def xavier_uniform(shape: Sequence[int], generator: Generator) -> Values:
+def xavier_uniform(shape: Sequence[int], generator: np.random.Generator) -> Values:
     """Return uniform draws of variance 2 / (fan-in + fan-out) for a matrix `[out, in]`, float32."""
     drawn = generator.random(tuple(shape), dtype=np.float32)
     drawn *= 2

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitctl.models.blocks import Generator, Values, draw, zero
+from vitctl.models.blocks import Values, draw, zero
 from vitctl.models.kernels import Linear
 from vitctl.models.variants import LORA_TARGETS
 
@@ -134,7 +134,7 @@ def adapt(
             Adapted.made_of(layer, adapters, (alpha or rank) / rank)
 
 
-def _uniform(shape: Sequence[int], generator: Generator) -> Values:
+def _uniform(shape: Sequence[int], generator: np.random.Generator) -> Values:
     drawn = generator.random(tuple(shape), dtype=np.float32)
     drawn *= 2
     drawn -= 1

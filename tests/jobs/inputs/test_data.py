@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,6 +88,20 @@ def test_transferred_model__zero_head_or_fresh_weights(pretrained: Path) -> None
     assert random.config.depth == 2
     assert not torch.equal(random.state_dict()["position_embedding"], weights.state["position_embedding"])
     assert lines == ["random weights (seed 0), the architecture alone is taken"]
+
+
+def test_weights_that_are_loaded__are_not_drawn_first(
+    pretrained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = find_weights(str(pretrained))
+    monkeypatch.setattr(np.random, "default_rng", None)
+    model, _ = loaded_model(found, 0, torch.float64)
+    how: dict[str, Any] = {"image_size": 16, "dropout": 0.0, "drop_path": 0.0, "dtype": torch.float64}
+    tuned, _, _ = transferred_model(found.weights, StartWeights(), num_classes=4, seed=0, **how)
+    for name, tensor in model.state_dict().items():
+        own = tuned.state_dict().get(name)
+        assert name.startswith(("head.", "pre_logits.")) or (own is not None and torch.equal(own, tensor))
+    assert all(tensor.isfinite().all() for tensor in tuned.state_dict().values())
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,11 @@ class Verification:
         """
         files, _ = _files(sources or self._sources)
         known = self._known(files)
-        for file in files:
-            if file.path not in known and not (file.is_cached and not file.state()):
-                self._here.append(hashing.hash_file(*file[:3]))
+        self._here += [
+            hashing.hash_file(*file[:3])
+            for file in files
+            if file.path not in known and (file.state() or not file.is_cached)
+        ]
 
     def finish(self, seconds: float | None) -> None:
         """Wait until this process's part is done, then stop; `seconds` is the timeout, None for no limit."""
@@ -174,10 +176,11 @@ class Verification:
         records: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for record in self._records():
             records.setdefault((record["path"], record["sha256"]), []).append(record)
-        problems = {
-            file.path: self._problem(file, records.get((file.path, file.sha256), ())) for file in files
+        return {
+            file.path: problem
+            for file in files
+            if (problem := self._problem(file, records.get((file.path, file.sha256), ()))) is not None
         }
-        return {path: problem for path, problem in problems.items() if problem is not None}
 
     def _problem(self, file: _File, records: Sequence[dict[str, Any]]) -> str | None:
         """Return the problem of a file by its records, "" for none; None while it is not verified."""

@@ -341,7 +341,7 @@ def loaded_model(found: FoundWeights, image_size: int, dtype: torch.dtype) -> tu
     """Return the stored model with its head, and its image size in pixels; 0 keeps the stored size."""
     weights = found.weights
     size = image_size or weights.meta.get("image_size") or weights.config.image_size
-    model = build(replace(weights.config, image_size=size), dtype=dtype)
+    model = build(replace(weights.config, image_size=size), seed=None, dtype=dtype)
     state, _ = resized(model, weights.config, weights.state, weights.meta.get("position_resize", "zoom"))
     load_state(model, state)
     return model, model.config.image_size
@@ -383,8 +383,10 @@ def transferred_model(
         drop_path=drop_path,
         rotary_rescale=rotary_rescale,
     )
-    model = build(target, seed=seed, dtype=dtype, device="meta" if weights.is_later else "cpu")
-    if text := random_in_words(wanted, seed):
+    text = random_in_words(wanted, seed)
+    device = "meta" if weights.is_later else "cpu"
+    model = build(target, seed=seed if text else None, dtype=dtype, device=device)
+    if text:
         return model, {}, [text]
     given = model, config, weights.state
     how: Any = {"method": weights.meta.get("position_resize", "zoom"), "keeps_head": keeps_head}
