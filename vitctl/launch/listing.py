@@ -249,7 +249,8 @@ def _of_training(root: Path) -> tuple[list[Path], set[int]]:
         return [], set()
     for folder in step_folders(root):
         if (saved := _unless_damaged(partial(read_checkpoint, by_size=True), folder)) is not None:
-            check_own(saved)  # with a foreign one among them, the last and the best are unknown
+            # with a foreign one among them, the last and the best are unknown
+            check_own(saved, read_result(training, weights=False))
     steps = {
         step
         for folder in step_folders(root)

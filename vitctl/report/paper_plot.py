@@ -6,6 +6,7 @@ Figures 2, 3, 5 and 13: the paper's numbers filled, ours hollow. Figure 12: the 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,35 +110,19 @@ def _ours(one: Accuracy) -> tuple[float | None, float | None]:
     return (one.ours.mean, one.ours.std) if one.ours else (None, None)
 
 
-def draw_figure_5(ours: OurResults, path: Path) -> Path:
-    """Draw transfer against pre-training cost on JFT-300M: the average of five sets, and ImageNet.
-
-    Paper: Figure 5, with the numbers of Table 6
-    """
-    title = "Fig. 5: transfer and cost; filled: the paper, hollow: ours"
-    return _draw_costs("fig5", RESULTS["fig5"].shown, ours, path, title, family_of)
-
-
-def draw_figure_13(ours: OurResults, path: Path) -> Path:
-    """Draw axial networks: linear 5-shot on ImageNet against pre-training cost.
-
-    Paper: Figure 13 left; the speeds of its right half are in the plot of `bench model --resolutions`
-    """
-    title = "Fig. 13: axial attention; filled: the paper (Table 8; it prints no other), hollow: ours"
-    return _draw_costs(
-        "fig13", ("5-shot",), ours, path, title, lambda name: pretraining_recipe(name).model.name
-    )
-
-
-def _draw_costs(
+def draw_costs(
     number: str,
     columns: tuple[str, ...],
-    ours: OurResults,
-    path: Path,
     title: str,
     kind_of: Callable[[str], str],
+    ours: OurResults,
+    path: Path,
 ) -> Path:
-    """Draw a panel for each column, with a colour for each kind of recipe."""
+    """Draw accuracies against pre-training cost: a panel for each column, a colour for each kind of recipe.
+
+    Paper: Figure 5, transfer of networks trained on JFT-300M, with the numbers of Table 6; Figure 13 left,
+    axial networks: the speeds of its right half are in the plot of `bench model --resolutions`
+    """
     rows = result_rows(number, columns, ours, _ANY_GPU)
     kinds = dict.fromkeys(kind_of(row.recipe) for row in rows)
     style = {kind: (marker, colour) for kind, marker, colour in zip(kinds, _MARKERS, SERIES, strict=False)}
@@ -167,8 +152,20 @@ def family_of(name: str) -> str:
 PLOTS: Mapping[str, Callable[[OurResults, Path], Path]] = {
     "fig2": draw_figure_2,
     "fig3": draw_figure_3,
-    "fig5": draw_figure_5,
-    "fig13": draw_figure_13,
+    "fig5": partial(
+        draw_costs,
+        "fig5",
+        RESULTS["fig5"].shown,
+        "Fig. 5: transfer and cost; filled: the paper, hollow: ours",
+        family_of,
+    ),
+    "fig13": partial(
+        draw_costs,
+        "fig13",
+        ("5-shot",),
+        "Fig. 13: axial attention; filled: the paper (Table 8; it prints no other), hollow: ours",
+        lambda name: pretraining_recipe(name).model.name,
+    ),
 }
 
 

@@ -335,7 +335,7 @@ def check_one_kind(folder: Path, shard: Path) -> None:
 def _check_none_added(folder: Path) -> None:
     """Refuse shards added to a folder after vitctl indexed it automatically: they would not be read."""
     try:
-        index = open_index(folder)
+        index = open_index(folder, looks_at_shards=False)
     except DataError:  # reported where this split is opened, if it is
         return
     shards = {shard.name for shard in index.shards}

@@ -34,11 +34,14 @@ _TOGETHER_BYTES = 256 * 2**20  # of images fetched concurrently
 _LARGE_BYTES = 32 * 2**20  # size of a shard that the first batch does not wait for
 
 
-def open_index(folder: Path, base: str = "") -> Index:
-    """Return the index of a split, see `read_index`; it is read again only if a file has changed."""
+def open_index(folder: Path, base: str = "", *, looks_at_shards: bool = True) -> Index:
+    """Return the index of a split, see `read_index`; it is read again only if a file has changed.
+
+    `looks_at_shards` asks for the size of each shard every time, which takes a while on a file server.
+    """
     state = [file_state(folder / name) for name in (INDEX_FILE, SAMPLES, LABELS, NAMES)]
     index = _read_once(folder, base, *state)
-    if not base and size_problems(folder, index.shards):
+    if looks_at_shards and not base and size_problems(folder, index.shards):
         return read_index(folder, base)  # raises, with every problem
     return index
 
@@ -70,6 +73,7 @@ class ShardSource:
     def __init__(self, index: Index, cache: ShardCache | None = None) -> None:
         self.index = index
         self.cache = cache
+        self.class_names = index.class_names
         self._reads_ranges = cache is None and index.is_remote
         self._unverified: dict[int, list[tuple[int, bytes]]] = {}  # shard -> offset and bytes read before it
         self.ends = list(accumulate(shard.num_samples for shard in index.shards))  # of each shard's samples
@@ -83,10 +87,6 @@ class ShardSource:
 
     def __len__(self) -> int:
         return self.index.num_samples
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.index.class_names
 
     @property
     def digest(self) -> str:

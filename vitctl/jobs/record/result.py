@@ -425,9 +425,6 @@ def choose_weights(
         return folder, ChosenWeights(step=step_of(folder.parent), averaged=name == AVERAGE)
     name = which if which in (AVERAGE, MODEL) else AVERAGE if AVERAGE in files else MODEL
     path = files.get(name, folder / tensors_file(name))
-    if chosen.how != _GIVEN:
-        result = read_result(place, weights=False)
-        chosen = replace(chosen, unfinished=result is None or result.status != "done")
     if not path.exists():
         raise CheckpointError(path, f"no such weights; {_INSTEAD[MODEL if name in files else name]}")
     if chosen.how == _GIVEN:
@@ -452,15 +449,17 @@ def _check_given(folder: Path, name: str, by_size: bool) -> None:
     if (folder / STATE).exists():
         saved = read_checkpoint(folder, by_size=by_size, only=name)
         if folder.parent.name == CHECKPOINTS:
-            check_own(saved)
+            check_own(saved, read_result(folder.parent.parent, weights=False))
 
 
-def check_own(saved: "SavedCheckpoint") -> bool:
-    """Check that a checkpoint is its folder's run's and step's; return whether a record confirms it."""
+def check_own(saved: "SavedCheckpoint", result: RunResult | None) -> bool:
+    """Check that a checkpoint is its folder's run's and step's; return whether a record confirms it.
+
+    `result` is the run's.
+    """
     from vitctl.engine.checkpoint import MOVE_IT, foreign
 
     run, name = saved.folder.parent.parent, saved.folder.name
-    result = read_result(run, weights=False)
     named: dict[str, str] = result.record.get(CHECKPOINTS, {}) if result is not None else {}
     if problem := foreign(saved, named):
         raise CheckpointError(saved.folder, problem, MOVE_IT)
@@ -500,9 +499,11 @@ def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path
                 run, f"has no checkpoint of step {how}; it has {', '.join(map(str, kept)) or 'none'}"
             )
         saved = read_checkpoint(step_folder(root, step), by_size=by_size)
-    is_known = check_own(saved)
+    result = read_result(run, weights=False)
+    is_known, is_done = check_own(saved, result), result is not None and result.status == "done"
     if not pinned and how in ("last", "best"):
-        _check_recorded(run, how, saved.step, problems)
+        recorded = result.provenance if result is not None and is_done else {}
+        _check_recorded(run, recorded, how, saved.step, problems)
     own = logged[saved.step].number if saved.step in logged else None
     how = how if how in ("last", "best") else "step"
     return saved.folder, ChosenWeights(
@@ -510,6 +511,7 @@ def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path
         accuracy=own,
         metric=METRICS[logged[saved.step].metric] if own is not None else "accuracy",
         damaged=tuple(problems),
+        unfinished=not is_done,
         digest=saved.digest,
         was_pinned=bool(pinned),
         is_known=is_known,
@@ -543,10 +545,13 @@ def _pinned_checkpoint(run: Path, pinned: str, by_size: bool) -> "tuple[SavedChe
     return saved, problems
 
 
-def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> None:
-    """Check that the checkpoint chosen for a finished run is the one its result describes."""
-    result = read_result(run, weights=False)
-    recorded = result.provenance if result is not None and result.status == "done" else {}
+def _check_recorded(
+    run: Path, recorded: Mapping[str, Any], how: str, step: int, problems: Sequence[str]
+) -> None:
+    """Check that the checkpoint chosen for a finished run is the one its result describes.
+
+    `recorded` is the result's provenance, empty for a run that is not finished.
+    """
     if recorded.get("weights_chosen") != how or recorded.get("weights_step") in (None, step):
         return
     why = problems[0] if problems else "its folder is gone"
@@ -559,7 +564,9 @@ def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> 
 
 def selects_best(run: Path) -> bool:
     """Return whether the best checkpoint represents a run, instead of the last."""
-    evaluation = _fields_of(run / RECIPE).get("evaluation")
+    evaluation: Any = None
+    with suppress(RecipeError):
+        evaluation = read_toml(run / RECIPE, error=RecipeError)[0].get("evaluation")
     names = ("select_best", "early_stopping")  # the second in recipes of earlier releases
     return isinstance(evaluation, dict) and any(bool(evaluation.get(name, False)) for name in names)
 
@@ -584,11 +591,12 @@ def logged_test(run: Path, step: int | None, data_sha256: str) -> "Score | None"
 
 def logged_probes(run: Path, step: int) -> dict[str, float]:
     """Return a training run's few-shot accuracies at a step, by name: "5-shot"."""
-    records = [record for record in read_records(run / LOG) if record.get("kind") == "fewshot"]
-    probes = [
-        record for record in records if record.get("step") == step and {"shots", "accuracy"} <= record.keys()
-    ]
-    return {f"{record['shots']}-shot": record["accuracy"] for record in probes}
+    return {
+        f"{record['shots']}-shot": record["accuracy"]
+        for record in read_records(run / LOG)
+        if (record.get("kind"), record.get("step")) == ("fewshot", step)
+        and {"shots", "accuracy"} <= record.keys()
+    }
 
 
 def start_weights(job: str) -> str:
@@ -642,10 +650,3 @@ def weights_place(source: str, which: str, job: str, runs: Path = RUNS) -> tuple
 def set_of(which: str) -> str:
     """Return "ema" or "model" if weights.which chooses averaged or raw weights, else ""."""
     return which if which in (AVERAGE, MODEL) else ""
-
-
-def _fields_of(recipe: Path) -> dict[str, Any]:
-    try:
-        return read_toml(recipe, error=RecipeError)[0]
-    except RecipeError:
-        return {}
