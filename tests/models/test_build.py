@@ -32,7 +32,7 @@ def test_build__leaves_the_global_generator_alone(tiny: ViTConfig) -> None:
 
 @pytest.mark.parametrize("name", TINY)
 def test_build__without_a_seed_draws_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that are loaded next would be drawn for nothing, 8 s for L/16."""
+    """Weights that are loaded next would be drawn for nothing, a second of a core for L/16."""
     drawn, empty = build(TINY[name]).state_dict(), torch.empty
     monkeypatch.setattr(np.random, "default_rng", None)
     monkeypatch.setattr(torch, "empty", lambda *shape, **how: empty(*shape, **how).fill_(torch.nan))
