@@ -32,7 +32,7 @@ def test_build__leaves_the_global_generator_alone(tiny: ViTConfig) -> None:
 
 @pytest.mark.parametrize("name", TINY)
 def test_build__without_a_seed_draws_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that are loaded next would be drawn for nothing, 8 s for L/16."""
+    """Weights that are loaded next would be drawn for nothing, a second of a core for L/16."""
     drawn, empty = build(TINY[name]).state_dict(), torch.empty
     monkeypatch.setattr(np.random, "default_rng", None)
     monkeypatch.setattr(torch, "empty", lambda *shape, **how: empty(*shape, **how).fill_(torch.nan))
@@ -82,17 +82,17 @@ def test_transfer__refuses_a_position_embedding_of_another_grid(tiny: ViTConfig,
 
 
 def test_transfer__moves_the_body_of_every_family(
-    kind: Config, random_model: MakeModel, images_for: Callable[..., torch.Tensor]
+    family: Config, random_model: MakeModel, images_for: Callable[..., torch.Tensor]
 ) -> None:
-    rep = {"representation_size": 0} if isinstance(kind, ViTConfig) else {}
-    source, target = replace(kind, num_classes=9), replace(kind, num_classes=7, **rep)
+    rep = {"representation_size": 0} if isinstance(family, ViTConfig) else {}
+    source, target = replace(family, num_classes=9), replace(family, num_classes=7, **rep)
     pretrained, model = random_model(source), build(target, dtype=torch.float64).eval()
     lines = transfer(model, source, pretrained.state_dict())
     assert lines[0] == f"body: {len(model.state_dict()) - 2} tensors loaded"
     assert lines[-1].endswith("dropped, new zero head with 7 classes")
-    images = images_for(kind)
+    images = images_for(family)
     assert torch.equal(model(images), torch.zeros(3, 7, dtype=torch.float64))
-    if not (rep and kind.representation_size):
+    if not (rep and family.representation_size):
         assert torch.equal(model.features(images), pretrained.features(images))
 
 

@@ -77,7 +77,7 @@ def build(
 
     The weights depend on `seed` alone: every dtype, device and processor gets the same numbers, up to
     rounding. Without a seed only zeros and ones are set, for a model whose other weights are loaded next:
-    drawing those of L/16 takes 8 s. On the `meta` device the model has shapes and no weights.
+    drawing those of L/16 takes a second. On the `meta` device the model has shapes and no weights.
     """
     module, initialise = _FAMILIES[type(config)]
     with torch.device("meta"):

@@ -447,16 +447,10 @@ def _initialise_block(block: EncoderBlock, generator: Generator, layer_scale: fl
 
 def _initialise_mlp(mlp: MLP, generator: Generator) -> None:
     # Gate and hidden are fused in the same way as query, key and value.
-    for weight, bias in (
-        *zip(
-            *(
-                one.chunk(mlp.fc1.out_features // mlp.fc2.in_features)
-                for one in (mlp.fc1.weight, mlp.fc1.bias)
-            ),
-            strict=True,
-        ),
-        (mlp.fc2.weight, mlp.fc2.bias),
-    ):
+    fused = mlp.fc1.out_features // mlp.fc2.in_features
+    weights = *mlp.fc1.weight.chunk(fused), mlp.fc2.weight
+    biases = *mlp.fc1.bias.chunk(fused), mlp.fc2.bias
+    for weight, bias in zip(weights, biases, strict=True):
         draw(weight, xavier_uniform, generator)
         draw(bias, normal, generator, std=1e-6)
     if isinstance(mlp.norm, nn.LayerNorm):

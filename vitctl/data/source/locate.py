@@ -338,8 +338,9 @@ def _check_none_added(folder: Path) -> None:
         index = open_index(folder, looks_at_shards=False)
     except DataError:  # reported where this split is opened, if it is
         return
-    shards = {shard.name for shard in index.shards}
-    if index.source == INDEXED and (added := sorted({path.name for path in tars(folder, "*.tar")} - shards)):
+    if index.source == INDEXED and (
+        added := sorted({path.name for path in tars(folder, "*.tar")} - {one.name for one in index.shards})
+    ):
         raise DataError(
             folder,
             f"{count_text(len(added), 'shard')} added after it was indexed (such as {one_line(added[0])})",

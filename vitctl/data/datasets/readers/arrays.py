@@ -89,9 +89,8 @@ def read_pairs(path: Path) -> dict[str, Originals]:
     parts: dict[str, dict[str, np.ndarray]] = {}
     for name, array in arrays.items():
         first, kind, last = _ARRAY.fullmatch(name.lower()).groups()  # type: ignore[union-attr]
-        is_image = kind in ("images", "x")
         part = parts.setdefault(ROLES.get(first or last, TRAIN), {})
-        what = "images" if is_image else "labels"
+        what = "images" if kind in ("images", "x") else "labels"
         if what in part:
             raise DataError(path, f"has {what} of a split twice, one of them as {name}", "leave one out")
         part[what] = array

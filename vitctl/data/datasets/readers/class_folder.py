@@ -332,13 +332,14 @@ def read_fixed_classes(
     """
     folder = need(root, *places)
     class_names = class_list(classes) if isinstance(classes, str) else classes
-    names, labels, keys = list[str](), list[int](), list[str]()
     check_class_folders(folder, folders or class_names)
-    for label, place in enumerate(folders or class_names):
-        for file in image_names(folder / place, suffixes):
-            names.append(f"{place}/{file}")
-            labels.append(label)
-            keys.append(key.format(folder=place, file=file, name=class_names[label]))
+    rows = [
+        (label, place, file)
+        for label, place in enumerate(folders or class_names)
+        for file in image_names(folder / place, suffixes)
+    ]
+    names, labels = [f"{place}/{file}" for _, place, file in rows], [label for label, *_ in rows]
+    keys = [key.format(folder=place, file=file, name=class_names[label]) for label, place, file in rows]
     return {split: Originals(file_items(folder, names, labels, keys), class_names, source)}
 
 
