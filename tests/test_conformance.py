@@ -133,7 +133,7 @@ def planted(suite: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("variant", "expected"),
     [
-        ("honest", {"1 -> 1": "exact", "2 -> 3": "same batches"}),
+        *slow(("honest", {"1 -> 1": "exact", "2 -> 3": "same batches"})),
         ("loses", {"1 -> 1": "4 repeated, 4 skipped; other order"}),
         *slow(
             ("refuses", {"1 -> 1": "failed", "2 -> 3": "refused"}),

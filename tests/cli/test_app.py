@@ -57,6 +57,7 @@ def test_an_interrupt__is_a_stop(vitctl: Vitctl, tiny_data: Path, monkeypatch: p
     assert (said.code, said.err) == (3, "vitctl: stopped\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [("recipes", "list"), *slow((("recipes", "explain", "schedule.lanes"),), (("runs", "--in", "."),))],

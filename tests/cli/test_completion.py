@@ -75,6 +75,7 @@ def test_complete__runs_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert offered("vitctl resume runs/a") == ["runs/a"]
 
 
+@pytest.mark.slow
 def test_complete__imports_no_torch() -> None:
     """It is paid at every TAB."""
     calls = "c.recipes(x, ''); c.keys(x, ''); c.data_sets(''); c.models(''); c.tasks(''); c.runs('')"

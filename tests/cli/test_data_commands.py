@@ -152,6 +152,7 @@ def test_check__names_what_is_missing_and_what_is_left_over(vitctl: Vitctl, tmp_
     assert said.code == 0 and "out: has no split 'train'; found: test" in said.out
 
 
+@pytest.mark.slow
 def test_check__a_known_set_lacks_a_split_or_images(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos")
     assert vitctl("data", "shards", "photos", "data/pets").code == 0
@@ -165,6 +166,7 @@ def test_check__a_known_set_lacks_a_split_or_images(vitctl: Vitctl, tmp_path: Pa
     assert "digits: 'train' has 6 images of 2 classes, should have 1,437 of 10" in said.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", *slow("memory")])
 def test_check_stats_show__of_addresses_and_patterns(
     vitctl: Vitctl, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -302,6 +304,7 @@ def test_dedup__shows_then_leaves_out(vitctl: Vitctl, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_index__out_is_honoured_and_class_names_stay(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos")
     vitctl("data", "shards", "photos", "out", "--max-samples", 2)
@@ -318,6 +321,7 @@ def test_index__out_is_honoured_and_class_names_stay(vitctl: Vitctl, tmp_path: P
     assert open_shards(tmp_path / "out/train").class_names == ("cat [b16]", "dog")
 
 
+@pytest.mark.slow
 def test_check__class_names_that_training_would_refuse_are_a_problem(vitctl: Vitctl, tmp_path: Path) -> None:
     """Reversed in one index: other than in its shards, and than in the other split."""
     for split in ("train", "test"):
@@ -340,6 +344,7 @@ def png(seed: int) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 def test_shards__into_a_folder_with_another_train_writes_no_test_beside_it(
     vitctl: Vitctl, tmp_path: Path
 ) -> None:
@@ -412,6 +417,7 @@ def test_dedup__within_a_set_and_across_its_automatic_split(vitctl: Vitctl, tmp_
     )
 
 
+@pytest.mark.slow
 def test_index__warns_of_a_shard_that_is_there_twice(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos")
     assert vitctl("data", "shards", "photos", "out").code == 0

@@ -175,6 +175,7 @@ def test_shards__twins_are_refused_unless_kept(vitctl: Vitctl, tmp_path: Path, n
     assert len(open_shards(tmp_path / "out/train").class_names) == 3
 
 
+@pytest.mark.slow
 def test_shards__a_class_without_an_image_is_refused_unless_dropped(vitctl: Vitctl, tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     plant(photos, ("cat", "dog", "emu"))
@@ -221,6 +222,7 @@ def test_shards__a_folder_that_cannot_be_read_is_an_error(vitctl: Vitctl, tmp_pa
     assert said.code == 2 and "cannot be read (Permission denied)" in said.err
 
 
+@pytest.mark.slow
 def test_shards__a_class_is_not_dropped_and_kept(vitctl: Vitctl, tmp_path: Path) -> None:
     """Twins of two splits were both: what was proposed kept a class, and dropped its images."""
     plant(tmp_path / "p" / "train", per_class=2)
@@ -244,6 +246,7 @@ def test_photographs_beside_a_tar__are_refused_at_every_door(vitctl: Vitctl, tmp
         assert (said.code, "and photographs such as" in said.err) == (2, True), (door, said.err)
 
 
+@pytest.mark.slow
 def test_shards__a_set_in_one_piece_says_how_it_will_be_cut(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos")
     said = vitctl("data", "shards", "photos", "out")
@@ -375,6 +378,7 @@ def test_shards__commas_of_names_alone_are_no_doubt(vitctl: Vitctl, tmp_path: Pa
     assert vitctl("data", "shards", "a.csv", "out").code == 0
 
 
+@pytest.mark.slow
 def test_shards__what_other_commands_propose_works_as_typed(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos", per_class=2)
     (tmp_path / "tars").mkdir()
@@ -405,6 +409,7 @@ def test_shards__what_other_commands_propose_works_as_typed(vitctl: Vitctl, tmp_
     assert "--columns label=FIELD" in vitctl("predict", "tars/cat.tar").err
 
 
+@pytest.mark.slow
 def test_shards__of_one_class_are_not_proposed_for_training(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos", ("cat",))
     said = vitctl("data", "shards", "photos", "out", "--keep-class", "cat")
@@ -436,6 +441,7 @@ def test_foreign_shards__with_labels_from_one_say_so_at_every_door(vitctl: Vitct
     assert text not in vitctl("data", "check", "P-from-0").out
 
 
+@pytest.mark.slow
 def test_shards__links_and_empty_folders_of_a_tar_are_not_lost(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos", per_class=2)
     (tmp_path / "photos/owl").mkdir()

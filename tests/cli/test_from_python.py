@@ -139,6 +139,7 @@ def test_finetune__outside_the_main_thread() -> None:
     assert "runs in the main thread only" in str(caught[0])
 
 
+@pytest.mark.slow
 def test_finetune__numbers_of_numpy_and_torch_are_numbers(
     pretrained: Path, tiny_data: Path, tmp_path: Path
 ) -> None:

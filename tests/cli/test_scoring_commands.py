@@ -18,6 +18,7 @@ def result(folder: Path) -> Any:
     return json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_whole_way(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
     assert vitctl("pretrain", "-r", TINY, "--data", tiny_data, "--set", "averaging.decay=0").code == 0
     [trained] = (tmp_path / "runs").iterdir()

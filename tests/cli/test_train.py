@@ -106,6 +106,7 @@ def test_pretrain__flags_are_overrides_and_set_does_not_contradict_them(
     assert "# --data" in text
 
 
+@pytest.mark.slow
 def test_resume__the_start_records_name_the_kernels(vitctl: Vitctl, tiny_data: Path) -> None:
     three = ("--steps", 3, "--set", "machine.precision=bf16")
     assert vitctl("pretrain", "--recipe", TINY, "--data", tiny_data, *three, "--out", "a").code == 0
@@ -394,7 +395,7 @@ def test_as_typed__with_nothing_there_one_line_names_what_to_type(
 
 
 @pytest.mark.parametrize(
-    ("dataset", "recipe"), [("digits", "finetune"), ("oxford_iiit_pet", "finetune_pets")]
+    ("dataset", "recipe"), [("oxford_iiit_pet", "finetune_pets"), *slow(("digits", "finetune"))]
 )
 def test_finetune__takes_the_recipe_of_the_data_set(
     vitctl: Vitctl, pretrained: Path, dataset: str, recipe: str

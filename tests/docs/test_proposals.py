@@ -69,7 +69,7 @@ CASES: list[tuple[Make, str, str, str, str]] = [  # the proposal begins after, e
 
 @pytest.mark.parametrize(
     ("make", "line", "begin", "end", "before"),
-    [*CASES[:3], *slow(*CASES[3:])],
+    [*CASES[:2], *slow(*CASES[2:])],
     ids=[case[1] for case in CASES],
 )
 def test_proposal__works_as_typed(

@@ -134,6 +134,7 @@ def test_update__waits_for_nothing(case: str) -> None:
         steps(on_card(card, model, **CASES[case]), card, 2)
 
 
+@pytest.mark.slow
 def test_lanes__of_several_processes_exchange_sums_beside_the_backward_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -91,6 +91,7 @@ def test_resume__a_torn_checkpoint_gives_way_to_the_older_one_and_is_said(
     assert step_images(folder) == step_images(straight)
 
 
+@pytest.mark.slow
 def test_resume__without_any_whole_checkpoint_is_refused_until_they_are_deleted(
     run: Run, short: Path, short_copy: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_resume__without_any_whole_checkpoint_is_refused_until_they_are_deleted(
     assert [r["step"] for r in train_records(folder)] == list(range(1, 9))
 
 
+@pytest.mark.slow
 def test_resume__with_other_threads_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"schedule.total_steps": 6, "checkpoint.every_steps": 3, "schedule.warmup_steps": 2}
     monkeypatch.setattr(assemble, "computed_on", lambda *_: {"device_name": "a", "threads": 1})
@@ -205,6 +207,7 @@ def test_fit__saves_before_the_last_evaluation_so_that_it_can_be_killed_there(ru
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_fit__without_a_split_to_score(run: Run) -> None:
     folder = run("a", **{**SHORT, "data.eval_split": ""})
     assert records(folder, "evaluate") == []
@@ -258,7 +261,7 @@ def test_known__is_logged_and_flagged_once(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "low", "high"), [(0.0, 0.0, 0.2), (0.25, 0.5, 1.0)], ids=["fast", "slow"]
+    ("seconds", "low", "high"), [*slow((0.0, 0.0, 0.2)), (0.25, 0.5, 1.0)], ids=["fast", "slow"]
 )
 def test_log__data_wait_is_the_share_of_time_without_data(
     run: Run, monkeypatch: pytest.MonkeyPatch, seconds: float, low: float, high: float

@@ -57,6 +57,7 @@ def test_folded__shares_the_weights_that_it_does_not_fold() -> None:
     assert found.model.patch_embedding is raw.model.patch_embedding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["R50x1", *slow("Axial-B/32")])
 def test_folded__leaves_other_networks_alone(name: str) -> None:
     model = build(variant(name, image_size=64, num_classes=3)).eval()

@@ -175,7 +175,7 @@ GIVEN = {"export.calibration_images": 8, "export.max_accuracy_loss": 0.2}
 
 
 @pytest.mark.parametrize(
-    ("precision", "inside"), [("float16", False), ("int8", False), *slow(("int8", True))]
+    ("precision", "inside"), [("int8", False), *slow(("float16", False), ("int8", True))]
 )
 def test_onnx__lower_precision_is_proven_by_accuracy(
     saved: Saved, exported: Exported, tmp_path: Path, photos: Path, precision: str, inside: bool

@@ -97,6 +97,7 @@ def test_export__nothing_is_kept_unless_every_format_fits(
     assert not [name for name in names if name.endswith(".partial")]
 
 
+@pytest.mark.slow
 def test_card__says_what_is_known(exported: Exported, trained: Path, tiny_data: Path, tmp_path: Path) -> None:
     """Results of the run and of the images given, digests, licence.
 

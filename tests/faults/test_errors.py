@@ -138,6 +138,7 @@ def test_run_tasks__a_full_disk_is_the_same_in_every_process(tmp_path: Path) -> 
         assert caught.value.filename == str(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["closed", *slow("/dev/full")])
 def test_standard_output__full_or_closed(to: str) -> None:
     redirect = ">&-" if to == "closed" else f"> {to}"

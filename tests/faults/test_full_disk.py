@@ -209,6 +209,7 @@ def test_space__is_checked_before_the_first_step(
     assert not (folder / "log.jsonl").exists() or not records(folder, "train")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [".", *slow("checkpoints", "log.jsonl")])
 def test_removed__a_folder_that_somebody_deletes_is_made_again(
     tiny_data: Path, straight: Path, tmp_path: Path, lost: str
@@ -285,10 +286,8 @@ def flip_a_bit(path: Path) -> None:
     ("name", "harm"),
     [
         ("model.safetensors", truncate),
-        ("ema.safetensors", flip_a_bit),
-        ("optimizer.safetensors", zeros),
         ("state.json", zeros),
-        *slow(("state.json", os.unlink)),
+        *slow(("ema.safetensors", flip_a_bit), ("optimizer.safetensors", zeros), ("state.json", os.unlink)),
     ],
 )
 def test_power_cut__the_newest_complete_checkpoint_is_used(

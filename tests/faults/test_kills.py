@@ -105,6 +105,7 @@ def zombies() -> set[int]:
     return {p.pid for p in psutil.Process().children() if p.status() == psutil.STATUS_ZOMBIE}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whom", ["loader worker", pytest.param("all", marks=pytest.mark.slow)])
 def test_killed__no_process_and_no_memory_is_left(tiny_data: Path, tmp_path: Path, whom: str) -> None:
     """One loader process, which the run reports; or the run with its loader processes."""

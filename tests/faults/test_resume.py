@@ -157,6 +157,7 @@ def test_resume__the_same_says_nothing(stopped: Path) -> None:
     assert not (stopped / ALLOWED).exists()
 
 
+@pytest.mark.slow
 def test_resume__what_was_allowed_is_not_a_licence_for_more(data: Path, stopped: Path) -> None:
     images_fewer(data, stopped)
     with pytest.raises(CheckpointError, match="70 training images, now 60"):
@@ -170,6 +171,7 @@ def test_resume__what_was_allowed_is_not_a_licence_for_more(data: Path, stopped:
         resume(stopped)
 
 
+@pytest.mark.slow
 def test_resume__allowed_when_a_job_was_handed_over(data: Path, stopped: Path) -> None:
     """`vitctl resume RUN --allow data --slurm` prepares; the job in the queue types `vitctl resume RUN`."""
     images_fewer(data, stopped)
@@ -207,6 +209,7 @@ def test_resume__a_checkpoint_that_does_not_record_its_data_is_refused(stopped: 
         resume(stopped)
 
 
+@pytest.mark.slow
 def test_resume__other_start_weights(stopped: Path, tmp_path: Path) -> None:
     resume(shutil.move(stopped, tmp_path / "one"))
     do(TINY, tmp_path / "two", **CPU, **STEPS, **{"data.path": "data", "seed": 1})
@@ -230,6 +233,7 @@ def test_prepare__leaves_an_active_run_alone(stopped: Path) -> None:
     assert resume(stopped, "schedule.total_steps", **{"schedule.total_steps": 5})["status"] == "done"
 
 
+@pytest.mark.slow
 def test_prepare__a_finished_run_cannot_end_earlier(stopped: Path) -> None:
     """It wrote the weights of its last step over those of an earlier one."""
     resume(stopped)
@@ -306,6 +310,7 @@ def test_resume__refused_leaves_the_result_of_a_stopped_run(
     assert (stopped / "result.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_resume__the_proposed_command_makes_the_change_again(stopped: Path) -> None:
     with pytest.raises(CheckpointError, match="resume anyway with: ") as raised:
         resume(stopped, "seed", seed=7, **other_data(stopped))

@@ -123,6 +123,7 @@ class Broken(io.StringIO):
         return True
 
 
+@pytest.mark.slow
 def test_run__a_report_that_fails_is_logged_once_and_ends_nothing(
     tiny_data: Path, straight: Path, tmp_path: Path
 ) -> None:
@@ -180,6 +181,7 @@ def test_follower__foreign_lines_and_a_folder_in_place_of_the_log_end_nothing(tm
     assert [record["kind"] for record in seen] == ["train"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", *slow("1")])
 def test_full__a_disk_that_takes_a_part_of_a_text_is_an_error(unbuffered: str, tmp_path: Path) -> None:
     """With PYTHONUNBUFFERED Python silently drops the rest of a short write; a limit of the file size causes

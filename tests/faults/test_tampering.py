@@ -183,6 +183,7 @@ def test_pretraining(row: Row, data: Path, tmp_path: Path) -> None:
     assert all(first["provenance"][key] != second["provenance"][key] for key in keys)
 
 
+@pytest.mark.slow
 def test_large_tables__are_verified_while_the_score_is_computed(
     speck: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

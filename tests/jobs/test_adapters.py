@@ -98,6 +98,7 @@ def test_lora__the_scored_network_is_the_stored_one(tuned: Path, tiny_data: Path
     assert "steps 1 to 6: equal, bit for bit" in {one.text for one in findings}
 
 
+@pytest.mark.slow
 def test_lora__verify_needs_the_start_weights_for_a_score(job: Job, body: Path, tmp_path: Path) -> None:
     shutil.copytree(body, tmp_path / "start")
     job("finetune", **{**LORA, "weights.source": str(tmp_path / "start")})

@@ -53,6 +53,7 @@ def test_evaluate__the_averaged_weights_give_the_accuracy_of_their_run(
     assert f'"path": "{ema}"' in (tmp_path / "run" / "log.jsonl").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, *slow(500)])
 def test_evaluate__batch_size_does_not_matter(job: Job, batch_size: int) -> None:
     metrics = job("evaluate", **{"evaluation.batch_size": batch_size})["metrics"]

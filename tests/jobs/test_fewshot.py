@@ -62,6 +62,7 @@ def test_fewshot__equals_a_direct_computation(job: Job, pretrained, tiny_data) -
     )
 
 
+@pytest.mark.slow
 def test_fewshot__batch_size_does_not_matter(job: Job) -> None:
     values = {"fewshot.shots": (2,), "fewshot.float64": True}
     one = job("fewshot", "a", **values, **{"evaluation.batch_size": 7})
@@ -106,6 +107,7 @@ def test_fewshot__later_runs_read_the_features_unless_something_differs(job: Job
         assert was_read(tmp_path / f"other_{number}") == [other == {"seed": 1}]
 
 
+@pytest.mark.slow
 def test_fewshot__a_torn_or_foreign_file_is_computed_anew(job: Job, tmp_path: Path) -> None:
     first = job("fewshot", "first", **{"fewshot.shots": (2,)})
     files = sorted((tmp_path / "features").iterdir())

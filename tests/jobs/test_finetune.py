@@ -57,6 +57,7 @@ def test_finetune__at_a_higher_resolution(job: Job, tmp_path: Path) -> None:
     assert "position embedding 4x4 -> 6x6" in (tmp_path / "run" / "log.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_finetune__a_resumed_run_keeps_the_weights_that_were_newest(
     pretrained: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_finetune__names_duplicates_across_the_split_and_their_labels(
         monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_finetune__a_look_that_fails_stops_nothing(
     tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,6 +153,7 @@ def community(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_prepare__a_community_copy_serves_the_task_and_is_labelled(tmp_path: Path) -> None:
     copy, task = community(tmp_path / "vtab-1k"), BY_NAME["kitti-dist"]
     assert is_present(task, tmp_path, copy)

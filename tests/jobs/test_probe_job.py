@@ -91,6 +91,7 @@ def test_probe__logistic_shows_its_progress_at_most_once_a_second(
     assert len(texts) == 2 and "1 of " in texts[0] and "on all images" in texts[1]
 
 
+@pytest.mark.slow
 def test_probe__linear_layers_as_in_dinov2(job: Job) -> None:
     values = {"probe.method": "linear", "probe.steps": 30, "probe.lrs": (0.01, 0.1)}
     (row,) = job("probe", "all", **values)["metrics"]["data_sets"].values()

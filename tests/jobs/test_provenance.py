@@ -55,6 +55,7 @@ def test_recipe_digest__knows_the_precision_that_auto_stands_for(
     assert named["recipe_sha256"] == found["float32"]["recipe_sha256"]
 
 
+@pytest.mark.slow
 def test_accuracy__is_told_with_its_baselines(job: Job, tiny_data: Path) -> None:
     labels = open_shards(tiny_data / "test").labels()
     wanted = {"majority_class": max(np.bincount(labels)) / 23, "chance": 1 / 6}

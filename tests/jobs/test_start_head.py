@@ -225,6 +225,7 @@ def test_fewshot__refuses_an_image_that_cannot_be_decoded(job: Job, tiny_data: P
     assert len(str(error.value).splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_random__is_normal_drawn_by_the_seed_and_best_by_loss_is_kept(job: Job, tmp_path: Path) -> None:
     """With MAE's deviation and its new norm, which are trained on; the score that decides is the loss."""
     keys = {"finetune.head": "random", "finetune.head_std": 2e-5, "finetune.fresh_norm": True}

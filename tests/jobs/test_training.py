@@ -145,6 +145,7 @@ def test_trackers__are_closed_when_a_run_fails_or_is_stopped(
         assert finished == [str(tmp_path / str(n) / "tracking" / "vitctl") for n in range(number + 1)]
 
 
+@pytest.mark.slow
 def test_trackers__each_rate_of_a_sweep_has_a_run_of_its_own(
     job: Job, finished: list[str], tmp_path: Path
 ) -> None:

@@ -70,6 +70,7 @@ def test_uneven__any_number_of_processes_gives_the_same_bytes(
     assert step_images(several) == step_images(one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", CHANGES)
 def test_uneven__resumes_and_replays_bit_for_bit(
     run: Run, uneven: Path, tmp_path: Path, values: dict[str, Any]
@@ -212,6 +213,7 @@ def test_patience__stops_by_the_deciding_metric(run: Run, scored: Fake) -> None:
     assert [one.text for _, one in verify(folder) if one.state in FAILS] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_in", ["save", *slow("report")])
 def test_patience__killed_at_the_deciding_score_it_stops_there_again(
     run: Run, scored: Fake, monkeypatch: pytest.MonkeyPatch, killed_in: str, tmp_path: Path

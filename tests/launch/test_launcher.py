@@ -112,6 +112,7 @@ def test_processes__are_not_started_inside_a_cluster_job(
     assert launch(tmp_path, lambda _: None) == {"status": tmp_path}
 
 
+@pytest.mark.slow
 def test_launch__reports_progress_before_the_first_logged_step(tiny_data: Path, tmp_path: Path) -> None:
     values = {"data.path": str(tiny_data), "log.every_steps": 10}
     prepare_run(load_recipe(str(TINY), [Override(key, value) for key, value in values.items()]), tmp_path)
@@ -204,6 +205,7 @@ def test_launcher__a_killed_job_that_does_not_train_promises_no_checkpoint(tmp_p
         launcher._check_outcome(tmp_path, recipe, LaunchConfig(), agent, tmp_path / "launcher.txt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGTERM), *slow(((signal.SIGKILL,),))])
 def test_two_processes__none_is_left(tiny_data: Path, tmp_path: Path, numbers: tuple[int, ...]) -> None:
     """After a second signal, or the end of vitctl itself. The processes hang: they cannot save."""
@@ -349,6 +351,7 @@ def test_two_machines__one_gets_a_signal_both_save_and_one_process_resumes(
     assert step_images(folder) == step_images(one_process)
 
 
+@pytest.mark.slow
 def test_restart__forgets_the_result_of_the_start_that_failed(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

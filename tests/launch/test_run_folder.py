@@ -113,6 +113,7 @@ def test_prepare__an_evaluation_that_does_not_fit_its_images_is_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_prepare__the_corrected_command_has_the_folder_of_a_run_that_failed_at_once(
     run: Run, tiny_data: Path, tmp_path: Path
 ) -> None:

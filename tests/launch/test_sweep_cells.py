@@ -121,6 +121,7 @@ def test_sweep__dry_run_prints_the_cost_of_each_and_needs_no_data(tmp_path: Path
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.slow
 def test_sweep__failures_and_signals(
     tmp_path: Path, data: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

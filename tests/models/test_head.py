@@ -40,8 +40,7 @@ COMPILED = ("vit", "hybrid", "axial", "resnet v1", "masked, downsized")
     ("name", "compiled"),
     [
         *spread(6, [(name, False) for name in FAMILIES]),
-        ("vit", True),
-        *slow(*((name, True) for name in COMPILED[1:])),
+        *slow(*((name, True) for name in COMPILED)),
     ],
 )
 def test_head__is_computed_in_float32_under_autocast(name: str, compiled: bool) -> None:

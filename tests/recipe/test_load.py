@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY
-from tests.matrix import each
+from tests.matrix import each, slow
 from vitctl.errors import RecipeError
 from vitctl.recipe.load import (
     Override,
@@ -367,7 +367,7 @@ def _numeric(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield prefix + key
 
 
-@pytest.mark.parametrize("name", ["smoke", "finetune", "evaluate", "fewshot", "vtab", "export"])
+@pytest.mark.parametrize("name", ["finetune", "evaluate", *slow("smoke", "fewshot", "vtab", "export")])
 def test_no_number_of_a_recipe_is_absurd(name: str) -> None:
     keys = [*_numeric(load_recipe(name).recipe.model_dump())]
     assert keys

@@ -179,6 +179,7 @@ def test_page__without_the_images_of_the_result_shows_no_examples(trained: Path,
         assert "progress" not in shown.elements
 
 
+@pytest.mark.slow
 def test_page__answers_of_other_weights_than_those_of_the_result_are_not_shown(
     trained: Path, tiny_data: Path, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def test_vtab__a_task_is_replayed(pretrained: Path, tmp_path: Path) -> None:
     assert [state for state, _ in said(task, "score", scores=True)] == ["ok"]
 
 
+@pytest.mark.slow
 def test_evaluate__is_scored_again(job: Job, tmp_path: Path) -> None:
     answers = tmp_path / "answers.csv"
     correct = job("evaluate", "a", **{"evaluation.answers": str(answers)})["metrics"]["correct"]

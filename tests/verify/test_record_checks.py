@@ -247,6 +247,7 @@ def test_published_digest__covers_the_result_and_is_printed_for_an_untouched_run
     assert said(copy, "digest") == [("ok", text)]
 
 
+@pytest.mark.slow
 def test_missing_records__are_not_proven(copy: Path) -> None:
     """A disk that was full loses lines."""
     path = copy / "steps.jsonl"
@@ -351,6 +352,7 @@ def test_a_learning_rate_that_no_step_used__differs(copy: Path) -> None:
     assert ("recipe", text) in found(copy)
 
 
+@pytest.mark.slow
 def test_a_change_on_purpose__is_told(copy: Path) -> None:
     longer(copy)
     assert found(copy) == []

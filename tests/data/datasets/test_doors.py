@@ -150,6 +150,7 @@ def test_door__has_the_same_images_and_classes_in_commands_and_in_python(
     assert held(source.parent) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", few(DOORS.keys(), "folders"))
 def test_door__of_jobs_and_bench_is_the_same_shards(
     door: str, tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
@@ -470,6 +471,7 @@ def test_webdataset__texts_are_classes_in_the_order_of_folders(
     assert all(not report.problems for report in [verify_index(opened.index)])
 
 
+@pytest.mark.slow
 def test_webdataset__several_texts_captions_and_numbers_beside_texts_are_refused_with_what_settles_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -490,6 +492,7 @@ def test_webdataset__several_texts_captions_and_numbers_beside_texts_are_refused
         open_split("train", path=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", few(DOORS.keys(), "zip"))
 def test_data_check_stats_and_show__take_what_jobs_take(
     door: str,

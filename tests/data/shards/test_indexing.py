@@ -217,6 +217,7 @@ def test_index_addresses__refuses_a_shard_that_changes_while_it_is_fetched(
         index_shards([f"{url}/s-0.tar"], tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_data_index__ends_at_once_at_ctrl_c(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/s-{{0..3}}.tar"

@@ -352,7 +352,7 @@ def without_index(index: Index) -> tuple[Path, bytes, list[object]]:
     return index.folder, text, inside
 
 
-@pytest.mark.parametrize("given", ["the set", "the split"])
+@pytest.mark.parametrize("given", ["the set", *slow("the split")])
 def test_data__shards_without_an_index_are_indexed_once_and_that_is_said(
     make_split: MakeSplit, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
 ) -> None:
@@ -375,6 +375,7 @@ def test_data__shards_without_an_index_are_indexed_once_and_that_is_said(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_data__of_a_set_the_splits_that_lack_an_index_get_one(make_split: MakeSplit) -> None:
     folder, _, inside = without_index(make_split(9, "val"))
     make_split(4, "train"), without_index(make_split(4, "aside"))

@@ -190,6 +190,7 @@ def test_objectnet__official_and_restricted(score: Score, tmp_path: Path) -> Non
         assert {row["answer"] for row in csv.DictReader(file)} <= set(object_names(sets))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", ["objectnet", "objectnet_restricted"])
 def test_objectnet__is_preprocessed_as_in_bit(
     score: Score, coarse: Path, tmp_path: Path, labels: str

@@ -219,6 +219,7 @@ def test_finetune__stops_where_data_shards_does_and_what_it_says_to_type_is_enou
         assert again.code == 0
 
 
+@pytest.mark.slow
 def test_finetune__takes_tables_and_tars_and_says_what_is_none(
     vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path
 ) -> None:

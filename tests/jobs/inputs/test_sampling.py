@@ -134,6 +134,7 @@ def test_training_order__lanes_walk_through_windows_of_their_own(tmp_path: Path)
         check_order(windowed, source, 3, OFF.model_copy(update={"lanes": 8}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [4, *slow(6, 8)])
 def test_data_lanes__a_node_reads_the_shards_of_its_lanes_alone(tmp_path: Path, processes: int) -> None:
     """Whatever adds the gradients: the partners of MixUp lie in the same lane, too."""
@@ -155,6 +156,7 @@ def test_data_lanes__a_node_reads_the_shards_of_its_lanes_alone(tmp_path: Path, 
     assert shared <= 3 and len(set.union(*read)) >= 31  # lanes share the shards at their ends only
 
 
+@pytest.mark.slow
 def test_data_lanes__of_a_new_run_follow_from_its_nodes(tmp_path: Path) -> None:
     folder = split(tmp_path / "d", 320)
     source = open_train(recipe(folder).data, None)

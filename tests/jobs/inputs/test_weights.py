@@ -79,6 +79,7 @@ def test_evaluate__weights_of_a_run_assume_nothing(job: Job, tmp_path: Path) -> 
     assert logged(tmp_path / "run") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "values"),
     [

@@ -51,6 +51,7 @@ def test_training__on_a_damaged_shard_is_marked_and_warned(
     assert any("shard-000000.tar: checksum mismatch" in text for text in warnings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["finetune", *slow("pretrain")])
 def test_training__its_score_of_a_damaged_shard_is_refused_and_a_resume_with_the_intact_one_only_scores(
     damaged: Path, tiny_data: Path, pretrained: Path, tmp_path: Path, name: str
@@ -77,6 +78,7 @@ def test_training__its_score_of_a_damaged_shard_is_refused_and_a_resume_with_the
     assert (result["status"], result["provenance"]["data_verified"]) == ("done", "whole")
 
 
+@pytest.mark.slow
 def test_training__on_a_shard_that_was_damaged_at_an_earlier_start_stays_marked(
     job: Job, damaged: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
@@ -91,6 +93,7 @@ def test_training__on_a_shard_that_was_damaged_at_an_earlier_start_stays_marked(
     assert "/train/shard-000000.tar: was damaged before (checksum mismatch" in text
 
 
+@pytest.mark.slow
 def test_sweep__on_a_damaged_shard_is_refused(job: Job, damaged: Path) -> None:
     split = {"sweep.lrs": [0.1, 0.2], "sweep.train_split": "train[:80%]", "sweep.eval_split": "train[80%:]"}
     with pytest.raises(DataError, match=r"train/shard-000000.tar: checksum mismatch.* a score must be"):
@@ -128,6 +131,7 @@ def test_score__of_shards_changed_on_the_way_is_refused(
         job(name, "run", **values, **{"data.path": url, "data.cache_gib": gib})
 
 
+@pytest.mark.slow
 def test_training__by_ranges_is_not_verified(job: Job, tiny_data: Path, tmp_path: Path) -> None:
     with serving(tiny_data, Faults()) as url:
         result = job("finetune", "run", **{"data.path": url, "data.cache_gib": 0})
@@ -166,6 +170,7 @@ def test_vtab__of_a_damaged_shard_is_refused(pretrained: Path, tmp_path: Path) -
         do("vtab", tmp_path / "bad", **values)
 
 
+@pytest.mark.slow
 def test_pretraining__of_synthetic_images_is_whole(tmp_path: Path) -> None:
     result = do("smoke", tmp_path / "run", **CPU, **SMALL, **{"data.synthetic": 16, "data.dataset": ""})
     assert result["provenance"]["data_verified"] == "whole"

@@ -109,6 +109,7 @@ def test_select_best__needs_a_checkpoint_at_every_score(run: Run, values: dict[s
         run("a", **{**SCORED, "evaluation.select_best": True, **values})
 
 
+@pytest.mark.slow
 def test_last__of_a_finished_run_is_the_one_of_its_result(falling: Run) -> None:
     """A checkpoint that is gone or damaged is not replaced by an older one whose number is another."""
     folder = falling("a")
@@ -128,6 +129,7 @@ def test_last__of_a_finished_run_is_the_one_of_its_result(falling: Run) -> None:
     assert "of a run that is not finished" in chosen.text
 
 
+@pytest.mark.slow
 def test_average__that_a_run_did_not_keep(run: Run) -> None:
     folder = run("a", **{**SCORED, "averaging.decay": 0.0})
     with pytest.raises(
@@ -137,6 +139,7 @@ def test_average__that_a_run_did_not_keep(run: Run) -> None:
     assert choose_weights(folder)[0].name == choose_weights(folder, "model")[0].name == "model.safetensors"
 
 
+@pytest.mark.slow
 def test_passed_over__stands_in_the_provenance(falling: Run) -> None:
     folder = falling("a")
     (folder / "result.json").unlink()

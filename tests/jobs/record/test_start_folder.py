@@ -90,6 +90,7 @@ def test_resume__of_photographs_that_moved(vitctl: Vitctl, tmp_path: Path) -> No
     assert vitctl("verify", "runs/a").code == 0
 
 
+@pytest.mark.slow
 def test_evaluate__finds_the_training_images_of_its_weights_from_anywhere(
     vitctl: Vitctl, project: Path
 ) -> None:
