@@ -32,7 +32,7 @@ COMMANDS = _leaves(typer.main.get_command(app))
 
 def test_help__without_arguments_fits_a_terminal_of_24_lines_and_names_every_command(vitctl: Vitctl) -> None:
     said = vitctl()
-    assert (said.code, said.err) == (2, "")
+    assert said.code in (0, 2) and said.err == ""  # click 8.1 ends with 0
     assert said.out == vitctl("--help").out
     assert said.out.count("\n") <= 23 and all(len(line) <= 80 for line in said.out.splitlines())
     assert {words.split()[0] for words in COMMANDS} <= set(said.out.split())

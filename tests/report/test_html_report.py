@@ -242,6 +242,8 @@ def test_page__its_structure_can_be_read_aloud(trained: Path, tmp_path: Path) ->
     shown = page_of(tmp_path, trained, made_up(tmp_path / "b", "vtab", vtab_result(), 120), images=None)
     assert len(shown.ids) == len(set(shown.ids))
     assert shown.headings[0] == 1 and shown.headings.count(1) == 1
+    titles = [word.strip() for word in shown.words if word.strip() in ("Classes", "Curves", "Provenance")]
+    assert titles[:3] == ["Classes", "Curves", "Provenance"]  # of the first run
     assert all(after - before <= 1 for before, after in zip(shown.headings, shown.headings[1:], strict=False))
     assert shown.missing_alt == 0
     assert shown.elements.count("table") == shown.elements.count("caption") > 5

@@ -227,7 +227,11 @@ def _run(link: str, run: RunRecords, page: _Page) -> dict[str, Any]:
         "error": run.result.error if run.result else "",
         "warnings": warnings(run),
         "tiles": tiles(run.job, run.metrics, run.provenance, run.records),
-        "parts": {title: blocks for title, blocks in parts.items() if blocks},
+        "parts": {
+            title: parts[title]
+            for title in sorted(parts, key=("Curves", "Trainings inside").__contains__)  # these come last
+            if parts[title]
+        },
         "unseen": unseen,
         "is_full": is_full,
         "provenance": provenance_tables(run),
