@@ -44,7 +44,7 @@ HEADER = "| network | format | pre-processing | deviation | MB | CPU ms an image
 def main() -> None:
     """Print the table, with its preface."""
     torch.set_num_threads(1)
-    print(PREFACE.format(machine=f"{cpu_name()}, {platform.python_version()}", versions=versions()))
+    print(PREFACE.format(machine=f"{cpu_name()}, Python {platform.python_version()}", versions=versions()))
     print(HEADER)
     with tempfile.TemporaryDirectory() as folder:
         for name, source in networks(Path(folder)):

@@ -41,7 +41,7 @@ def test_as_typed__int8_with_pre_processing(
         ),
         (
             ("--to", "hf", "--features"),
-            "features is for graphs, not for weights alone: export to onnx or pt2",
+            "features is for onnx, pt2, openvino, executorch or litert alone; export to onnx, pt2,",
         ),
         (("--set", "machine.device=cuda"), "export computes on the CPU in float32"),
         (("--set", "machine.precision=bf16"), "export computes on the CPU in float32"),

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
-from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from vitctl.export.export import ExportRequest, Written, partial_folder
 from vitctl.export.graph import INPUT, Raw, folded
 from vitctl.export.graph_files import PROGRAM_METADATA, program_metadata, quiet, trace
 from vitctl.export.proof import Opened, answering
+from vitctl.models.flops import installed
 from vitctl.system.text import one_line
 
 _SHOWN = 300  # letters of another program's error
@@ -167,13 +167,13 @@ def _foreign(package: str, path: Path) -> Iterator[None]:
         with quiet(), redirect_stdout(StringIO()), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
             yield
-    except CheckpointError:
+    except (CheckpointError, OSError):
         raise
     except Exception as error:  # what a converter cannot take has no class of its own
         text = one_line(str(error))[:_SHOWN] or type(error).__name__
         raise CheckpointError(
             path,
-            f"{package} {version(package)} cannot take this network ({text}); it was not kept",
+            f"{package} {installed((package,))[package]} cannot take this network ({text}); it was not kept",
             "export it with --to onnx",
         ) from error
     finally:

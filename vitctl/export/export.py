@@ -20,7 +20,6 @@ from vitctl.engine.journal import LOG, Journal, Report, silent
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import CheckpointError, RecipeError, refuse
 from vitctl.export.graph import Raw
-from vitctl.export.hub import check_token, push
 from vitctl.export.preprocess import IN_GRAPHS
 from vitctl.export.proof import (
     TOLERANCE,
@@ -34,6 +33,7 @@ from vitctl.export.proof import (
     run_model,
     score,
 )
+from vitctl.export.push import check_token, push
 from vitctl.export.resizing import Resizing, ResizingCheck, stored_transform
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
 from vitctl.jobs.record.result import RunResult, data_used

@@ -46,11 +46,15 @@ RESULT_NEUTRAL = (
     "probe.cache",
     "vtab.keep_checkpoints",
     "export.file",
+    "export.push",
+    "export.public",
+    "export.web",
 )
 
 # Keys that are younger than the first runs, with their neutral values. A recipe that keeps these has the same
 # digest as before the keys existed: earlier runs resume, verify and compare as before.
 _ADDED: dict[str, Any] = {
+    "export.opset": 20,
     "weights.licence": "",
     # `token_blocks` belongs to a probe's classifier, not to a recipe.
     **{f"model.{name}": None for name in {*LATER_FIELDS, "gelu", "norm_eps"} - {"token_blocks"}},

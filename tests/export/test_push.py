@@ -170,7 +170,7 @@ import sys
 from pathlib import Path
 from vitctl.engine.journal import Journal
 from vitctl.errors import VitctlError
-from vitctl.export.hub import check_token, push
+from vitctl.export.push import check_token, push
 files = sorted(Path(sys.argv[1]).iterdir())
 for name in sys.argv[2:]:
     try:
