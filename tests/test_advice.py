@@ -58,6 +58,7 @@ FILLED = {
     "URL": "https://example.org/train.tar",
     "file": "speed.json",
     "flag": "--data",
+    "said": RUN,
     "users": RUN,
     "keys": "--allow data",
     "names": "B/16",
@@ -74,7 +75,7 @@ FILLED = {
 }
 KEYS = {key for schema in JOBS.values() for key in every_key(schema)}
 SECTIONS = "|".join(sorted({key.partition(".")[0] for key in KEYS if "." in key}))
-FILES = ("csv", "json", "jsonl", "npz", "png", "safetensors")  # log.jsonl is no key
+FILES = ("csv", "html", "json", "jsonl", "npz", "png", "safetensors")  # log.jsonl is no key
 NAMES = {command.__name__ for commands in COMMANDS.values() for command in commands} | {*GROUPS}
 # Options of other programs.
 OTHER_PROGRAMS = {
@@ -86,6 +87,7 @@ OTHER_PROGRAMS = {
     "--remode": "timm",
     "--aa": "timm",
     "--upgrade": "pip",
+    "--strip-components": "tar",
     "--shm-size": "docker",
     "--kill-on-bad-exit": "srun",
     "--cpus-per-task": "srun",

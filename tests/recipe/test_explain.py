@@ -9,7 +9,8 @@ from vitctl.recipe.write import explain
 
 # columns: tables that name theirs as nobody does were refused; test_split; deterministic; test_images;
 # profile: which steps, for the processes that a launcher starts
-# 259: checkpoint.store keeps the run elsewhere; export.opset for older runtimes; export.web, push and public write something beside the files.
+# 259: checkpoint.store keeps the run elsewhere; export.opset for older runtimes; export.web, push and public
+# write something beside the files.
 MOST_KEYS = 259
 
 
