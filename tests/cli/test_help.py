@@ -77,6 +77,18 @@ def test_help__ends_with_examples_that_are_taken_and_a_page_that_exists(words: s
     assert pages and all((ROOT / name).is_file() for name in pages)
 
 
+@pytest.mark.parametrize("words", ["", "bench", "data", "recipes", "runs"])
+def test_help__of_a_group_is_short_and_in_one_style(words: str, vitctl: Vitctl) -> None:
+    for line in ((*words.split(), "--help"), (*words.split(), "--help", "all")):
+        page = vitctl(*line).out
+        assert page.count("\n") <= 45 and all(len(text) <= 80 for text in page.splitlines())
+        assert not re.search(r"<\w|\[default|x>=|<=x", page)
+        assert {*re.findall(r"--[\w-]+ ([A-Z,.]+)  ", page)} <= PLACEHOLDERS
+    group, _ = find_command(words.split())
+    for one in group.params:
+        assert one.is_flag or one.metavar in PLACEHOLDERS, one.opts
+
+
 def test_help__the_rest_is_offered_by_the_shell() -> None:
     assert offered("vitctl finetune --prof") == ["--profile"]
     assert offered("vitctl finetune --he") == ["--help"]
