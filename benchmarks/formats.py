@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -26,7 +27,7 @@ from vitctl.models.build import build
 from vitctl.models.flops import cpu_name
 from vitctl.models.variants import ViTConfig, variant
 from vitctl.models.weights.weights_file import save_weights
-from vitctl.recipe.export_formats import FORMATS, RESIZING
+from vitctl.recipe.export_formats import FORMATS
 
 CALLS, SIZE = 20, 224
 META = {
@@ -48,12 +49,11 @@ def main() -> None:
     print(HEADER)
     with tempfile.TemporaryDirectory() as folder:
         for name, source in networks(Path(folder)):
-            for to in (row.name for row in FORMATS.values() if row.is_graph):
-                if all(find_spec(module) for module in FORMATS[to].requires):
-                    print(line(name, source, to, False, Path(folder) / "run"), flush=True)
+            for line in lines(name, source, False, Path(folder) / "run"):
+                print(line, flush=True)
             if name == "ViT-S/16":
-                for to in RESIZING.split(", "):
-                    print(line(name, source, to, True, Path(folder) / "run"), flush=True)
+                for line in lines(name, source, True, Path(folder) / "run"):
+                    print(line, flush=True)
 
 
 def versions() -> str:
@@ -81,7 +81,10 @@ def networks(folder: Path) -> list[tuple[str, Path]]:
         ("ViT-S/16, 20 labels, sigmoid", random(folder / "labels.safetensors", several, loss="sigmoid")),
     ]
     tuned = folder / "lora"
-    words = "--dataset digits --set lora.rank=8 --steps 2 --batch-size 8 --res 224 --lr 0.1 --recipe finetune"
+    words = (
+        "--dataset digits --set lora.rank=8 --steps 2 --batch-size 8 --res 224 --lr 0.1 --recipe finetune "
+    )
+    words += "--set data.eval_split=test[:8]"
     vitctl("finetune", "--from", drawn[0][1], *words.split(), "--out", tuned)
     return [*drawn, ("ViT-S/16, LoRA of rank 8, merged", tuned)]
 
@@ -103,25 +106,29 @@ def random(path: Path, config: ViTConfig, **meta: Any) -> Path:
     return path
 
 
-def line(name: str, source: Path, to: str, inside: bool, run: Path) -> str:
-    """Export, and return the line of the table."""
+def lines(name: str, source: Path, inside: bool, run: Path) -> Iterator[str]:
+    """Export to all formats at once, and yield a line of the table for each."""
+    rows = [row for row in FORMATS.values() if (row.takes_photographs if inside else row.is_graph)]
+    rows = [row for row in rows if all(map(find_spec, row.requires))]
     shutil.rmtree(run, ignore_errors=True)
-    more = ["--include-preprocess"] if inside else []
-    vitctl("export", "--from", source, "--to", to, *more, "--out", run, "--set", "export.check_images=0")
+    words = [word for row in rows for word in ("--to", row.name)] + ["--include-preprocess"] * inside
+    vitctl("export", "--from", source, *words, "--out", run, "--set", "export.check_images=0")
     result = json.loads((run / "result.json").read_text())
-    file = Path(result["files"][to])
-    deviation = result["metrics"]["max_difference"][to]
-    size = sum(path.stat().st_size for path in (file, file.with_suffix(".bin")) if path.exists())
     shape = (1, 480, 640, 3) if inside else (1, 3, SIZE, SIZE)
     images = torch.randint(0, 256, shape, dtype=torch.uint8)
-    opened, taken = resolve_name(FORMATS[to].prover)(None, file), []
-    for _ in range(CALLS + 2):
-        began = time.process_time()
-        opened.run(images)
-        taken.append(time.process_time() - began)
-    where = "inside, from 640 x 480" if inside else "outside"
-    cells = (name, to, where, f"{deviation:.1e}", f"{size / 1e6:.1f}")
-    return f"| {' | '.join(cells)} | {statistics.median(taken[2:]) * 1e3:.1f} |"
+    for row in rows:
+        file, taken = Path(result["files"][row.name]), []
+        weights = file.with_suffix(".bin") if row.name == "openvino" else None
+        size = sum(path.stat().st_size for path in (file, weights) if path)
+        opened = resolve_name(row.prover)(None, file)
+        for _ in range(CALLS + 2):
+            began = time.process_time()
+            opened.run(images)
+            taken.append(time.process_time() - began)
+        where = "inside, from 640 x 480" if inside else "outside"
+        deviation = result["metrics"]["max_difference"][row.name]
+        cells = (name, row.name, where, f"{deviation:.1e}", f"{size / 1e6:.1f}")
+        yield f"| {' | '.join(cells)} | {statistics.median(taken[2:]) * 1e3:.1f} |"
 
 
 PREFACE = """# A network in every format

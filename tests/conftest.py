@@ -147,7 +147,10 @@ class Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if type(value).__name__ not in ("Tensor", "Parameter"):
             return NotImplemented
-        digest = hashlib.sha256(value.detach().numpy().tobytes()).hexdigest()
+        import torch
+
+        content = value.detach().reshape(-1).view(torch.uint8)  # NumPy has no bf16
+        digest = hashlib.sha256(content.numpy().tobytes()).hexdigest()
         return str, (f"{value.dtype} {tuple(value.shape)} {digest}",)
 
 

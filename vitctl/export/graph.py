@@ -1,6 +1,7 @@
 """The exported graph: a network with its images' value range, and an equivalent in fewer operations."""
 
 import copy
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ INPUT, LOGITS, FEATURES = "images", "logits", "features"
 # Prefixes of layers and weights in a graph, longest first.
 SCOPES = ("network.model", "network")
 M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
 
 
 class _Network(nn.Module):
@@ -128,10 +130,9 @@ class Raw(nn.Module):
             return result
         fixed = copy.copy(model)
         if (turns := model.turns()) is not None:
-            fixed.__dict__["turns"] = lambda: turns
+            fixed.__dict__["turns"] = partial(_same, turns)
         if model.config.position_embedding == "sincos":
-            positions = model.positions()
-            fixed.__dict__["positions"] = lambda: positions
+            fixed.__dict__["positions"] = partial(_same, model.positions())
         return _with(result, "network", _with(result.network, "model", fixed))
 
 
@@ -209,6 +210,10 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     if bias is not None:
         layer.bias = nn.Parameter(bias.to(torch.float32), requires_grad=False)
     return layer
+
+
+def _same(value: T) -> T:
+    return value
 
 
 def _with(module: M, name: str, child: nn.Module) -> M:
