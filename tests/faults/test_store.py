@@ -1,5 +1,6 @@
 """A run that is also kept in a store: other machines resume from it, whatever is lost here and whenever."""
 
+import json
 import os
 import shutil
 import signal
@@ -204,8 +205,19 @@ def test_two_continuations__of_a_run_are_not_made_one(tiny_data: Path, tmp_path:
     assert warm.run(two, env=ENVIRONMENT, capture_output=True).returncode == 0
     toml.write_text(toml.read_text().replace(str(tmp_path / "then"), str(store)))
     before = files(store)
-    with pytest.raises(LaunchError, match="another machine went on with this run, to step_00000012"):
+    there, here = (
+        json.loads((root / "checkpoints/step_00000012/state.json").read_text())
+        for root in (store, tmp_path / "two")
+    )
+    assert there["log_head"] != here["log_head"]
+    (tmp_path / "two/checkpoints/step_00000012").rename(later := tmp_path / "two/checkpoints/step_00000014")
+    with pytest.raises(LaunchError, match="another machine went on with this run, and so did"):
         Store(str(store), tmp_path / "two").fetch()
+    assert files(store) == before
+    later.rename(tmp_path / "two/checkpoints/step_00000012")  # the same step: the store's is taken
+    Store(str(store), tmp_path / "two").fetch()
+    assert (tmp_path / "two/log.jsonl").read_bytes() == (store / "log.jsonl").read_bytes()
+    assert json.loads((tmp_path / "two/checkpoints/step_00000012/state.json").read_text()) == there
     assert files(store) == before
 
 

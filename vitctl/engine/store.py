@@ -7,7 +7,7 @@ sent last, after the records that it names. What the run's folder deletes is del
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -138,15 +138,26 @@ class Store:
         whole = sorted(
             name.removesuffix(f"/{STATE}") for name in there if _STEP.fullmatch(name) and STATE in name
         )
+        newest = {step.rpartition("/")[0]: step for step in whole}  # of each training
         for mark in self.folder.glob(f"**/{CHECKPOINTS}/step_*/{_FETCHED}"):
-            if mark.parent.relative_to(self.folder).as_posix() not in whole:
+            step = mark.parent.relative_to(self.folder).as_posix()
+            if step not in whole and step < newest.get(step.rpartition("/")[0], ""):  # deleted there
                 shutil.rmtree(mark.parent)
+        others: set[str] = set()  # trainings that have other records here
         if local.is_file() and all(step <= self._newest(step, there) for step in whole):
-            self._check_same(whole)
-            return
-        for root in {step.rpartition("/")[0] for step in whole}:  # of the records that are replaced
+            others = {root for root, step in newest.items() if not self._continues(step)}
+            if not others:
+                return
+            if any(newest[root] < self._newest(newest[root], there) for root in others):
+                raise LaunchError(
+                    self.address,
+                    f"another machine went on with this run, and so did {self.folder}",
+                    "remove that folder to take the other's steps, or name another checkpoint.store",
+                )
+        for root in newest:
             for path in (self.folder / root).glob("step_*"):
-                if path.relative_to(self.folder).as_posix() not in whole and not (path / STARTED).exists():
+                is_other = root in others or path.relative_to(self.folder).as_posix() not in whole
+                if is_other and not (path / STARTED).exists():  # of the records that are replaced
                     shutil.rmtree(aside := path.with_name(f"{TORN}{path.name}"), ignore_errors=True)
                     path.rename(aside)
         asides = []
@@ -166,21 +177,13 @@ class Store:
             shutil.rmtree(final, ignore_errors=True)  # incomplete
             aside.rename(final)
 
-    def _check_same(self, whole: Sequence[str]) -> None:
-        """Raise LaunchError if the store has another continuation of the run, which a copy would replace."""
-        for step in {step.rpartition("/")[0]: step for step in whole}.values():  # the newest of each training
-            head, place = "", self.folder / step
-            with tempfile.TemporaryDirectory() as aside, suppress(LaunchError, AttributeError):  # damaged
-                remote.fetch(f"{self.address}/{step}/{STATE}", Path(aside, STATE))
-                head = str(
-                    read_json(Path(aside, STATE), limits.RUN_FILE, error=LaunchError).get(LOG_HEAD, "")
-                )
-            if head and not begins(place.parent.parent / LOG, head):
-                raise LaunchError(
-                    self.address,
-                    f"another machine went on with this run, to {place.name}, and {self.folder} did so too",
-                    "remove that folder to take the other's steps, or name another checkpoint.store",
-                )
+    def _continues(self, step: str) -> bool:
+        """Whether the log here goes on from the one that a checkpoint in the store was saved with."""
+        head = ""
+        with tempfile.TemporaryDirectory() as aside, suppress(LaunchError, AttributeError):  # damaged
+            remote.fetch(f"{self.address}/{step}/{STATE}", Path(aside, STATE))
+            head = str(read_json(Path(aside, STATE), limits.RUN_FILE, error=LaunchError).get(LOG_HEAD, ""))
+        return not head or begins((self.folder / step).parent.parent / LOG, head)
 
     def _newest(self, step: str, there: Mapping[str, int]) -> str:
         """Return the newest complete checkpoint here beside that of a step; "" if there is none."""
