@@ -126,7 +126,7 @@ def test_fewshot__several_shots_and_several_sets(vitctl: Vitctl, pretrained: Pat
     wrong = vitctl("fewshot", "--from", pretrained, "--shots", "1;5")
     assert (wrong.code, wrong.err) == (
         2,
-        "vitctl: --shots 1;5: write numbers with commas between them, e.g. --shots 1,5,10,25\n",
+        "vitctl: --shots 1;5: write whole numbers with commas between them\n",
     )
 
 

@@ -218,12 +218,14 @@ def _check_machine(recipe: Recipe) -> str:
         return "CPU"
     if machine.processes > 1 and machine.device != "cuda":
         return f"{machine.processes} processes, precision {machine.precision}"
+    import torch
+
     from vitctl.engine.runtime import device_and_precision
 
     cpu, precision = device_and_precision(
         machine.device, machine.precision, recipe.log.trackers if isinstance(recipe, TrainRecipe) else ()
     )
-    return f"{'CPU' if cpu else 'GPU'}, {precision}"
+    return f"{'CPU' if cpu else torch.cuda.get_device_name()}, {precision}"
 
 
 def _check_evaluation(recipe: Evaluate, inputs: "Inputs") -> None:
