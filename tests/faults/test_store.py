@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -221,19 +222,21 @@ def test_two_continuations__of_a_run_are_not_made_one(tiny_data: Path, tmp_path:
     assert files(store) == before
 
 
-def test_older_folder__takes_the_newer_run_and_sets_its_own_steps_aside(
-    tiny_data: Path, tmp_path: Path
-) -> None:
-    store, values = tmp_path / "store", kept(tmp_path / "store")
-    old = prepared(tmp_path / "old", tiny_data, **values)
+def test_older_folder__takes_the_newer_run(tiny_data: Path, tmp_path: Path) -> None:
+    """Its own steps go, as they are older; those of other records are set aside."""
+    store = tmp_path / "store"
+    old = prepared(tmp_path / "old", tiny_data, **kept(store))
     work(old)
-    (tmp_path / "new").mkdir()
-    own = old / "checkpoints" / "step_00000010"
-    for step in (own, old / "checkpoints" / "step_00000012"):
-        step.rename(old / "checkpoints" / ("step_00000007" if step == own else ".gone"))
+    ten = old / "checkpoints" / "step_00000010"
+    (old / "checkpoints" / "step_00000012").rename(tmp_path / "gone")
+    shutil.copytree(ten, tmp_path / "step")
+    ten.rename(old / "checkpoints" / "step_00000007")
+    other = Path(shutil.copytree(tmp_path / "step", old / "checkpoints" / "step_00000008"))
+    text = (other / "state.json").read_text()
+    (other / "state.json").write_text(re.sub(r'("log_head": "[0-9]+:)[0-9a-f]', r"\1x", text))
     Store(str(store), old).fetch()
-    names = {path.name for path in (old / "checkpoints").iterdir() if path.name != ".gone"}
-    assert names == {"step_00000010", "step_00000012", "torn_step_00000007"}
+    names = {path.name for path in (old / "checkpoints").iterdir()}
+    assert names == {"step_00000010", "step_00000012", "torn_step_00000008"}
 
 
 def test_refused__command_leaves_no_foreign_run(tiny_data: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def _profile(runtime: Runtime, folder: Path, done: Sequence[int], rank: int) -> 
     if is_cuda:
         _cuda_memory._record_memory_history()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its lines are for developers of torch
-    profile = torch.profiler.profile()
+    profile = torch.profiler.profile(acc_events=True)  # 2.11 warns without
     profile.start()
     runtime.clock.named(True)
     try:

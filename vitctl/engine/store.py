@@ -154,15 +154,9 @@ class Store:
                     f"another machine went on with this run, and so did {self.folder}",
                     "remove that folder to take the other's steps, or name another checkpoint.store",
                 )
-        for root in newest:
-            for path in (self.folder / root).glob("step_*"):
-                is_other = root in others or path.relative_to(self.folder).as_posix() not in whole
-                if is_other and not (path / STARTED).exists():  # of the records that are replaced
-                    shutil.rmtree(aside := path.with_name(f"{TORN}{path.name}"), ignore_errors=True)
-                    path.rename(aside)
         asides = []
         for step in whole:
-            if not self._has(step, there):
+            if step.rpartition("/")[0] in others or not self._has(step, there):
                 final = self.folder / step
                 asides.append((aside := final.with_name(f".{final.name}.fetched"), final))
                 shutil.rmtree(aside, ignore_errors=True)
@@ -173,17 +167,31 @@ class Store:
                         remote.fetch(f"{self.address}/{name}", aside / name.rpartition("/")[2], size)
         for name in filter(_is_record, there):
             self.get(name, there[name])
+        for root in newest:
+            for path in (self.folder / root).glob("step_*"):
+                if root in others or path.relative_to(self.folder).as_posix() not in whole:
+                    self._leave(path)
         for aside, final in asides:
             shutil.rmtree(final, ignore_errors=True)  # incomplete
             aside.rename(final)
 
     def _continues(self, step: str) -> bool:
         """Whether the log here goes on from the one that a checkpoint in the store was saved with."""
-        head = ""
-        with tempfile.TemporaryDirectory() as aside, suppress(LaunchError, AttributeError):  # damaged
+        with tempfile.TemporaryDirectory() as aside:
             remote.fetch(f"{self.address}/{step}/{STATE}", Path(aside, STATE))
-            head = str(read_json(Path(aside, STATE), limits.RUN_FILE, error=LaunchError).get(LOG_HEAD, ""))
+            head = _log_head(Path(aside))
         return not head or begins((self.folder / step).parent.parent / LOG, head)
+
+    def _leave(self, step: Path) -> None:
+        """Take a checkpoint out of a run that was fetched: it is older, or of other records."""
+        head, log = _log_head(step), step.parent.parent / LOG
+        if not (step / STARTED).exists():
+            is_older = bool(head) and begins(log, head)
+            aside = step.with_name(f".{step.name}.old" if is_older else f"{TORN}{step.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            step.rename(aside)
+            if is_older:
+                shutil.rmtree(aside, ignore_errors=True)
 
     def _newest(self, step: str, there: Mapping[str, int]) -> str:
         """Return the newest complete checkpoint here beside that of a step; "" if there is none."""
@@ -286,6 +294,13 @@ class Sender:
 def _is_record(name: str) -> bool:
     parts = name.split("/")
     return bool(_NAME.fullmatch(name)) and not {*parts} & {*_LEFT_HERE}
+
+
+def _log_head(step: Path) -> str:
+    """Return how the log ended when a checkpoint was saved; "" if its state is damaged."""
+    with suppress(LaunchError, OSError, AttributeError):
+        return str(read_json(step / STATE, limits.RUN_FILE, error=LaunchError).get(LOG_HEAD, ""))
+    return ""
 
 
 def _is_whole(step: Path) -> bool:
