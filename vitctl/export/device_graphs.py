@@ -75,9 +75,10 @@ def write_executorch(request: ExportRequest, folder: Path) -> Written:
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
 
-        # XNNPACK takes GELU by its approximation with tanh, 3e-4 from the exact one; ExecuTorch has both.
-        rules = [rule for rule in ALL_PARTITIONER_CONFIGS if rule.target_name != "gelu.default"]
         program = torch.export.export(*_one_image(request.model))
+        # XNNPACK computes the GELU with tanh as the exact one, 3e-4 away; ExecuTorch's own kernel has both.
+        is_exact = not any(node.kwargs.get("approximate") == "tanh" for node in program.graph.nodes)
+        rules = [rule for rule in ALL_PARTITIONER_CONFIGS if is_exact or rule.target_name != "gelu.default"]
         lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner(configs=rules)])
         file.write_bytes(lowered.to_executorch().buffer)
     return _with_metadata(request, file, "executorch.runtime.Runtime.get().load_program(FILE)")
