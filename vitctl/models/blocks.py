@@ -119,9 +119,8 @@ def train_mode(model: nn.Module) -> None:
 def _quieten(module: nn.Module) -> None:
     trains = True
     for child in module.children():
-        own = (p.requires_grad for p in child.parameters())
-        first = next(own, None)
-        trains = trains if first is None else first or any(own)
+        own = [p.requires_grad for p in child.parameters()]
+        trains = any(own) if own else trains
         if not trains:
             child.eval()
         elif not isinstance(child, Block):
