@@ -394,7 +394,7 @@ def test_job_text__golden() -> None:
 
 @pytest.mark.parametrize(
     ("code", "cancelled", "requeued"),
-    [(0, False, False), (3, False, True), (3, True, False), (2, False, False)],
+    [(0, False, False), (3, False, True), (3, True, False), (2, False, False), (137, False, True)],
 )
 def test_job__is_queued_again_when_it_was_saved_and_not_cancelled(
     tmp_path: Path, code: int, cancelled: bool, requeued: bool
