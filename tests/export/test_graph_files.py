@@ -23,7 +23,7 @@ from tests.conftest import ROOT
 from tests.export.conftest import NUM_IMAGES, PREPROCESSING, Saved, network, normalised, pixels
 from tests.matrix import slow
 from vitctl.data.images.transforms import EvalTransform, fill_colour
-from vitctl.errors import CheckpointError, VitctlError
+from vitctl.errors import CheckpointError, RecipeError, VitctlError
 from vitctl.export import graph_files
 from vitctl.export.resizing import stored_transform
 from vitctl.jobs.inputs.weights import find_weights
@@ -105,6 +105,18 @@ def test_out__a_program_of_the_user_stays(saved: Saved, exported: Exported, tmp_
     assert result["files"]["onnx"] == str(tmp_path / "main.onnx")
     assert f"{tmp_path}/main.py exists and was not replaced" in notes(tmp_path / "run")
     assert (tmp_path / "run" / "main.py").read_text().startswith("import json")
+
+
+@pytest.mark.slow
+def test_out__a_file_of_the_user_beside_it_is_no_part_of_the_export(
+    saved: Saved, exported: Exported, tmp_path: Path
+) -> None:
+    """`--out main.xml` replaced main.bin; of an earlier export it is replaced."""
+    pytest.importorskip("openvino")
+    (tmp_path / "main.bin").write_text("mine")
+    with pytest.raises(RecipeError, match=r"main\.bin exists, and would be replaced; give another name"):
+        exported(saved(), "openvino", **{"export.file": str(tmp_path / "main.xml")})
+    assert (tmp_path / "main.bin").read_text() == "mine"
 
 
 def test_out__nothing_is_replaced_before_all_is_written(

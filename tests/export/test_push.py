@@ -18,6 +18,7 @@ from tests.data.server import listening
 from tests.export.conftest import Saved
 from tests.matrix import slow
 from vitctl.models.weights.weights_file import read_weights
+from vitctl.recipe.export_formats import check_push
 
 TOKEN, COMMIT = "hf_S3CR3T", "d" * 40
 
@@ -230,3 +231,9 @@ def test_push__public_again_and_after_an_interruption(hub: Hub, tmp_path: Path) 
     hub.refuses = {}
     assert pushed(hub, tmp_path, "me/a+", "me/a+") == ["done me/a+"] * 2
     assert hub.private == {"me/a": False} and len(hub.sent) == 1
+
+
+@pytest.mark.parametrize("name", ["me/a--b", "-x/y", "me/a..b", "me/.a", "me", "a/b/c", "ü/x"])
+def test_push__a_name_that_the_hub_refuses_is_refused_before_any_work(name: str) -> None:
+    with pytest.raises(ValueError, match="should be ORGANISATION/NAME"):
+        check_push(["hf"], name, public=False)

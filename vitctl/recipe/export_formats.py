@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _GRAPH, _WEIGHTS = "vitctl.export.graph_files", "vitctl.export.weights_folder"
 _DEVICE = "vitctl.export.device_graphs"
 _PIPELINE = ("transformers", "vitctl.export.other_programs:open_pipeline")
-_REPOSITORY = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", re.ASCII)
+_REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
 _PILLOW = "Pillow, with which most programs resize,"
 
 
