@@ -159,7 +159,7 @@ def test_busy__holds_back_every_process_of_the_node(files: Files) -> None:
     """The second failure in a row writes when to ask again, which other processes read."""
     files.objects["/bucket/a.bin"] = bytes(10)
     assert remote._paused(ADDRESS) == 0
-    remote._paused(ADDRESS, 0.5)
+    remote._paused(ADDRESS, 0.8)
     began = time.monotonic()
     remote.read_ranges([(ADDRESS, 0, 5)])
     assert time.monotonic() - began > 0.4

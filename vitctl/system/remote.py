@@ -356,6 +356,7 @@ def _paused(url: str, seconds: float = 0.0) -> float:
     file = cache_folder() / "connections" / name
     with suppress(OSError):
         if seconds:
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
             os.utime(file, (time.time() + seconds,) * 2)
         return min(max(0.0, file.stat().st_mtime - time.time()), _LONGEST_PAUSE_SECONDS)
