@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
+
 _ESTABLISHED = 1  # TCP_ESTABLISHED of Linux
 
 
@@ -129,3 +131,19 @@ def serving(
 
     with listening(Handler) as url:
         yield url
+
+
+@contextmanager
+def s3_server(monkeypatch: pytest.MonkeyPatch, bucket: str) -> Iterator[None]:
+    """A server of moto with a bucket, and the environment that leads there."""
+    moto, s3fs = pytest.importorskip("moto.server"), pytest.importorskip("s3fs")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "S3CR3T", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in {**keys, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}.items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    s3fs.S3FileSystem().mkdir(bucket)
+    yield
+    server.stop()

@@ -16,6 +16,7 @@ import pytest
 
 from tests import warm
 from tests.conftest import checkpoint
+from tests.data.server import s3_server
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, warnings
 from tests.faults.test_kills import soon
 from tests.matrix import slow
@@ -264,18 +265,8 @@ def test_place__of_an_address_is_the_folder_of_its_name() -> None:
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A bucket of a server, and the environment that leads there."""
-    moto, s3fs = pytest.importorskip("moto.server"), pytest.importorskip("s3fs")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "S3CR3T", "AWS_DEFAULT_REGION": "us-east-1"}
-    for name, value in {**keys, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}.items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    s3fs.S3FileSystem().mkdir("kept")
-    yield "s3://kept/run"
-    server.stop()
+    with s3_server(monkeypatch, "kept"):
+        yield "s3://kept/run"
 
 
 @pytest.mark.slow

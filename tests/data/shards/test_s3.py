@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.server import Faults, serving
+from tests.data.server import Faults, s3_server, serving
 from tests.matrix import slow
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
@@ -21,25 +21,16 @@ from vitctl.errors import DataError
 from vitctl.system import remote
 
 s3fs = pytest.importorskip("s3fs")
-moto = pytest.importorskip("moto.server")
 pytestmark = pytest.mark.filterwarnings("default")  # those of boto
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "S3CR3T", "AWS_DEFAULT_REGION": "us-east-1"}
-    for name, value in {**keys, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}.items():
-        monkeypatch.setenv(name, value)
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.01)
-    s3fs.S3FileSystem.clear_instance_cache()
     name = f"pictures-{zlib.crc32(str(tmp_path).encode())}"  # moto keeps the buckets of earlier servers
-    s3fs.S3FileSystem().mkdir(name)
-    yield f"s3://{name}"
-    server.stop()
+    with s3_server(monkeypatch, name):
+        yield f"s3://{name}"
 
 
 @pytest.mark.parametrize("cache_bytes", [0, *slow(2**30)])
