@@ -40,6 +40,12 @@ def test_help__without_arguments_fits_a_terminal_of_24_lines_and_names_every_com
     assert {words.split()[0] for words in COMMANDS} <= {*described}
 
 
+def test_help__all_counts_behind_help_wherever_it_stands(vitctl: Vitctl) -> None:
+    complete = vitctl("finetune", "--help", "all").out
+    for line in (("--help", "all", "--res", "3"), ("--res", "3", "--help", "all"), ("-h", "all")):
+        assert vitctl("finetune", *line).out == complete
+
+
 @pytest.mark.parametrize("words", COMMANDS)
 def test_help__of_a_command_is_short_and_in_one_style(words: str, vitctl: Vitctl) -> None:
     short, complete = vitctl(*words.split(), "--help"), vitctl(*words.split(), "--help", "all")

@@ -2,6 +2,7 @@
 
 import sys
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ class _Page(_Base):  # type: ignore[misc]  # of both classes below
     """The page of a command or a group. Whatever has a help panel is shown by `--help all` only."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        shows_all = sys.argv[-1:] == ["all"]  # click drops words after --help
+        pairs = {*pairwise(sys.argv)}  # click drops words after --help
+        shows_all = not pairs.isdisjoint({("--help", "all"), ("-h", "all")})
         sections: dict[str, list[tuple[str, str]]] = defaultdict(list)
         commands, usage, more = getattr(self, "commands", {}), "", 0
         for one in self.get_params(ctx):
