@@ -172,6 +172,9 @@ def test_refused__stores_that_cannot_hold_the_run(tiny_data: Path, tmp_path: Pat
         prepared(tmp_path / "a", tiny_data, **{"checkpoint.store": "https://host/x"})
     with pytest.raises(LaunchError, match="one of the two is inside the other"):
         prepared(tmp_path / "a", tiny_data, **{"checkpoint.store": str(tmp_path / "a" / "copy")})
+    with pytest.raises(VitctlError, match="No such file or directory; make room there, or name another"):
+        prepared(tmp_path / "a", tiny_data, **{"checkpoint.store": "/proc/nowhere/x"})
+    assert not (tmp_path / "a").exists()
     prepared(tmp_path / "a", tiny_data, **{"checkpoint.store": str(tmp_path / "of_a")})
     prepared(tmp_path / "b", tiny_data)
     with pytest.raises(LaunchError, match="holds a run that is not the one in"):

@@ -359,9 +359,10 @@ def sweep(
     Guide: docs/sweeps.md
     """
     from vitctl.cli.show.console import CONSOLE
+    from vitctl.data.source.splits import is_test
     from vitctl.launch.run_folder import new_run_dir
     from vitctl.launch.sweep_cells import is_done, prepare_cells
-    from vitctl.recipe.load import Override, with_overrides
+    from vitctl.recipe.load import Override, load_recipe, with_overrides
     from vitctl.recipe.schema import Finetune
     from vitctl.recipe.sweep import expand_sweep, find_sweep, parse_axes
 
@@ -382,6 +383,9 @@ def sweep(
     folder = out or new_run_dir(f"sweep_{chosen.name}")
     chooses = not chosen.axes and not chosen.cells and {*axes} != {"seed"}
     said, test = set[str](), ""
+    if (begun := folder / cells[0].name / RECIPE).exists():  # a sweep of an earlier release goes on as it was
+        before = load_recipe(str(begun)).recipe
+        chooses = chooses and isinstance(before, Finetune) and not is_test(before.data.eval_split)
 
     def settled(loaded: "Loaded") -> "Loaded":
         nonlocal test

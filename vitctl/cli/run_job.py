@@ -119,11 +119,13 @@ def fetch_run(store: str, run_dir: Path, member: "Member | None") -> None:
 
     there = Store(store, run_dir)
     with waiting(f"looking for the run in {store}"):
-        if there.has_run and member is not None and member.rank > 0:
+        if not there.has_run:
+            return
+        if member is not None and member.rank > 0:
             there.get(RECIPE)
-        elif there.has_run:
-            with prepared_folder(run_dir, _FETCH_SECONDS):
-                there.fetch()
+            return
+        with prepared_folder(run_dir, _FETCH_SECONDS):
+            there.fetch()
 
 
 def check_out(out: Path, what: str = "a run") -> None:

@@ -333,24 +333,16 @@ class RunState:
                 beside it belong to another state.
             LaunchError: the state is not the same on all processes.
         """
-        self._fetch()
-        try:
-            self._resume(total_steps, metric, ends_at)
-        except CheckpointError as error:
-            if self._store is None:
-                raise
-            text = f"{error}; {self._store.address} has the same files: mend them there too"
-            raise CheckpointError(text).passing(error.passes) from None
-
-    def _resume(self, total_steps: int, metric: str, ends_at: Callable[[int], bool]) -> None:
         runtime, log, root = self._runtime, self._log, self._saver.root
-        saved, problems = agreed_checkpoint(runtime, root)
+        self._fetch()
+        with self._naming_store():
+            saved, problems = agreed_checkpoint(runtime, root)
+            with raised_on_all():
+                if saved is not None and runtime.is_main and (problem := foreign(saved, {})):
+                    raise CheckpointError(saved.folder, problem, MOVE_IT)
         for problem in problems:
             log.warn(problem, 0)
         if saved is not None:
-            with raised_on_all():
-                if runtime.is_main and (problem := foreign(saved, {})):
-                    raise CheckpointError(saved.folder, problem, MOVE_IT)
             if runtime.is_main:
                 scored = Score.by_step(read_records(log.folder / LOG))
                 self.scores |= {
@@ -360,13 +352,25 @@ class RunState:
             if change := check_resumable(runtime, saved, total_steps, self._identity, can_go_on=can_go_on):
                 log.warn(change, saved.step)
             self.load(saved)
-            self._check_records(saved)
+            with self._naming_store():
+                self._check_records(saved)
             self._warn_of_rounding(saved)
         state = parts(self.network, self.average, self.optimizer)
         check_same_state(runtime, self.step, self.network, state, saved)
         if runtime.is_main:  # what came after the checkpoint will be written again
             set_aside_after(root, self.step)
             log.cut_after(self.step)
+
+    @contextmanager
+    def _naming_store(self) -> Iterator[None]:
+        """Within the block an error of damaged files says that the store has them too."""
+        try:
+            yield
+        except CheckpointError as error:
+            if self._store is None:
+                raise
+            text = f"{error}; {self._store.address} has the same files: mend them there too"
+            raise CheckpointError(text).passing(error.passes) from None
 
     def _fetch(self) -> None:
         """Bring this machine's folder to the newest checkpoint of the store. The main process comes first:

@@ -172,9 +172,8 @@ def _prepare(
         loaded, inputs = fit_lanes(loaded, before, inputs, run_dir, nodes)
         # 2. A run in the folder goes on only as the same run.
         _not_shorter(loaded.recipe, run_dir)  # first: the other error would advise this length
-        place = (
-            store if is_empty and "://" in store else str(run_dir)
-        )  # what was fetched is removed after a refusal
+        # What was fetched is removed after a refusal, which then names its address.
+        place = store if is_empty and "://" in store else str(run_dir)
         changed = _changes(before, loaded.recipe, run_dir, allow, place) if before is not None else ""
         # 3. Refuse what the job would refuse: images, weights, machine, labels.
         inputs = check_recipe(loaded.recipe, run_dir, inputs, nodes)

@@ -47,7 +47,7 @@ TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _BUSY = {429, 503}
 STORES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}  # scheme -> package
 # What waiting does not cure on a disk.
-_LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
+_LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOENT}
 _KEYS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the file of a key",
@@ -516,7 +516,7 @@ def put(file: Path, url: str) -> None:
         except OSError as error:
             if error.errno in _LASTING:
                 raise DataError(
-                    url, os.strerror(error.errno), "free some space, or name another disk"
+                    url, os.strerror(error.errno), "make room there, or name another folder"
                 ) from None
             raise _of_store(url, error) from None
 
