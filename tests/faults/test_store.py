@@ -21,10 +21,12 @@ from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, w
 from tests.faults.test_kills import soon
 from tests.matrix import slow
 from vitctl.cli.run_job import run_place
+from vitctl.engine.journal import read_allowed
 from vitctl.engine.store import Store
 from vitctl.errors import LaunchError, VitctlError
 from vitctl.launch.worker import work
 from vitctl.system import remote
+from vitctl.system.files import write_json
 
 EVERY_2 = {"checkpoint.every_steps": 2, "checkpoint.keep_last": 2}
 # A process that dies in the middle of its n-th copy to the store.
@@ -243,6 +245,17 @@ def test_older_folder__takes_the_newer_run(tiny_data: Path, tmp_path: Path) -> N
     assert names == {"step_00000010", "step_00000012", "torn_step_00000008"}
 
 
+def test_change_on_purpose__is_in_the_result_of_another_machine(tiny_data: Path, tmp_path: Path) -> None:
+    """And what was allowed to the first machine is no licence for the second."""
+    values = kept(tmp_path / "store")
+    work(prepared(tmp_path / "a", tiny_data, **values, **{"schedule.total_steps": 6}))
+    write_json(tmp_path / "a" / "allowed.json", {"now": ["data"], "before": ["0"], "said": ["once"]})
+    Store(str(tmp_path / "store"), tmp_path / "a").send_records()
+    result = work(prepared(tmp_path / "b", tiny_data, **values, **{"schedule.total_steps": 6}))
+    assert result["provenance"]["changed_on_purpose"] == ["once"]
+    assert read_allowed(tmp_path / "b") == {"now": [], "before": ["0"], "said": ["once"]}
+
+
 def test_refused__command_leaves_no_foreign_run(tiny_data: Path, tmp_path: Path) -> None:
     values = kept(tmp_path / "store")
     work(prepared(tmp_path / "a", tiny_data, **values))
@@ -253,7 +266,7 @@ def test_refused__command_leaves_no_foreign_run(tiny_data: Path, tmp_path: Path)
 
 def test_names__of_a_store_cannot_leave_the_folder(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    for name in ("recipe.toml", ".hidden", "logs/x", "allowed.json", "a/.b", "checkpoints/step_1/x.pt"):
+    for name in ("recipe.toml", ".hidden", "logs/x", "data/x", "a/.b", "checkpoints/step_1/x.pt"):
         (store / name).parent.mkdir(parents=True, exist_ok=True)
         (store / name).write_text("")
     Store(str(store), tmp_path / "run").fetch()

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitctl.engine.journal import (
-    ALLOWED,
     CHECKPOINTS,
     LOG,
     LOG_HEAD,
@@ -24,6 +23,7 @@ from vitctl.engine.journal import (
     STATE,
     TORN,
     Journal,
+    allow,
     begins,
     step_folder,
 )
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"(?:\w[\w=+.-]*/)*\w[\w=+.-]*")  # no hidden file, no way out of the folder
 _STEP = re.compile(rf"((?:.+/)?{CHECKPOINTS}/step_[0-9]+)/(?:[\w-]+\.safetensors|{re.escape(STATE)})")
-_LEFT_HERE = (ALLOWED, CHECKPOINTS, "logs", "data")  # what holds for one start, or on one machine
+_LEFT_HERE = (CHECKPOINTS, "logs", "data")  # what holds for one start, or on one machine
 _FETCHED = "fetched"  # marks a checkpoint that came from the store
 
 
@@ -167,6 +167,7 @@ class Store:
                         remote.fetch(f"{self.address}/{name}", aside / name.rpartition("/")[2], size)
         for name in filter(_is_record, there):
             self.get(name, there[name])
+        allow(self.folder, ())  # what --allow permitted there was for that start; what it changed stays said
         for root in newest:
             for path in (self.folder / root).glob("step_*"):
                 if root in others or path.relative_to(self.folder).as_posix() not in whole:
