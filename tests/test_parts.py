@@ -15,8 +15,9 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint import load as load_distributed
 
 from tests.conftest import Run, run_as, run_as_two, stored
-from vitctl.engine.checkpoint import Peers, read_checkpoint, save_checkpoint
+from vitctl.engine.checkpoint import read_checkpoint, save_checkpoint
 from vitctl.engine.sharding import word_sum
+from vitctl.engine.store import Peers
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.jobs.record.result import choose_weights
 from vitctl.models.variants import variant

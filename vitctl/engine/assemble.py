@@ -18,7 +18,7 @@ from vitctl.data.source.uneven import correction
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source
 from vitctl.engine.agreement import FIX, check_inputs, identity, words_of_start
-from vitctl.engine.checkpoint import Peers, Saver
+from vitctl.engine.checkpoint import Saver
 from vitctl.engine.computation import (
     choose_attention,
     choose_micro_batch,
@@ -26,6 +26,7 @@ from vitctl.engine.computation import (
     computed,
     draws_noise,
     gpu_settings,
+    shard_as,
     versions,
 )
 from vitctl.engine.distillation import Distilled, Teacher
@@ -45,9 +46,9 @@ from vitctl.engine.runtime import (
     num_workers,
 )
 from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
-from vitctl.engine.sharding import is_sharded, place_of, shard_as
+from vitctl.engine.sharding import is_sharded, place_of
 from vitctl.engine.state import RunState, computed_on
-from vitctl.engine.store import Sender, Store
+from vitctl.engine.store import Peers, Sender, Store
 from vitctl.engine.trainer import Evaluator, Trainer
 from vitctl.engine.update import AllReduced, Gradients, TrainStep
 from vitctl.errors import LaunchError

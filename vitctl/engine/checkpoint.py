@@ -58,7 +58,7 @@ from vitctl.engine.journal import (
 )
 from vitctl.engine.optimizer import Average, optimizer_tensors
 from vitctl.engine.sharding import full, held, is_part, like, read_held, word_sum
-from vitctl.engine.store import Sender
+from vitctl.engine.store import ALONE, Peers, Sender
 from vitctl.errors import CheckpointError, VitctlError, os_code
 from vitctl.models.blocks import trainable
 from vitctl.models.lora import stored
@@ -105,22 +105,6 @@ class SavedCheckpoint:
         if files and any(map(is_part, like.values())):
             return read_held(files, like)
         return read_tensors(files[0]) if self.is_in_parts and files else load_file(files[0]) if files else {}
-
-
-@dataclass(frozen=True)
-class Peers:
-    """The processes that write a checkpoint together, one part each; by default a single process.
-
-    Parts count from 0; `count` 0 means not in parts. `exchange` gathers a text from each process, in the
-    order of the parts; no other thread may use it.
-    """
-
-    part: int = 0
-    count: int = 0
-    exchange: Callable[[str], list[str]] = field(default=lambda text: [text])
-
-
-ALONE = Peers()
 
 
 def save_checkpoint(

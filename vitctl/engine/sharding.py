@@ -18,67 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import torch
 from torch import Tensor, nn
 
-from vitctl.errors import LaunchError
 from vitctl.models.blocks import Block
-from vitctl.models.build import Model, draw_parts
 from vitctl.models.kernels import Head, Linear
-from vitctl.models.weights.later import now
-from vitctl.recipe.schema import ShardedMachine, TrainMachine
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
-
-    from vitctl.engine.runtime import Runtime
-
-
-def shard_as(
-    machine: TrainMachine,
-    runtime: "Runtime",
-    model: Model,
-    start: Mapping[str, Tensor],
-    *,
-    seed: int,
-    probed: bool,
-) -> str:
-    """Shard the model if machine.sharding says so, never held in full; return a digest of drawn weights.
-
-    A model on the meta device draws its weights with `seed`, one tensor at a time, unless `start` provides
-    them. `probed` means that the model is also called for its features only.
-
-    Raises:
-        LaunchError: the machine cannot, or the model is probed.
-    """
-    if not isinstance(machine, ShardedMachine) or not machine.divides_model:
-        return ""
-    if probed:
-        raise LaunchError(
-            "fewshot_probe.every_steps needs model features, which machine.sharding = "
-            f"'{machine.sharding}' does not support",
-            fix="set fewshot_probe.every_steps = 0 or machine.sharding = 'none'",
-        )
-    gathers_bf16 = machine.sharding_dtype == "bf16"
-    if gathers_bf16 and runtime.precision != "bf16":
-        raise LaunchError(
-            "machine.sharding_dtype = 'bf16'",
-            f"this run computes in {runtime.precision}, and would lose precision",
-            "set machine.precision to 'bf16' or machine.sharding_dtype to 'float32'",
-        )
-    machine.shards(runtime.num_processes)  # raises if the processes cannot be divided so
-    given = model.state_dict()
-    model.to("meta")
-    shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas, gathers_bf16=gathers_bf16)
-    model.to_empty(device=runtime.device)
-    own, drawn = model.state_dict(), ""
-    if any(given[name].is_meta and name not in start for name in own):
-        drawn = draw_parts(model.config, seed, {name: held(tensor) for name, tensor in own.items()})
-    for name, tensor in own.items():
-        if name in start:
-            part, row = held(tensor)
-            part.copy_(now(start[name], slice(row, row + len(part)) if part.dim() else slice(None)))
-        elif not given[name].is_meta:
-            local(tensor).copy_(local(like(given.pop(name), tensor)))
-    return drawn
 
 
 def shard(

@@ -7,12 +7,11 @@ sent last, after the records that it names. What the run's folder deletes is del
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vitctl.engine.journal import (
     CHECKPOINTS,
@@ -30,9 +29,6 @@ from vitctl.engine.journal import (
 from vitctl.errors import LaunchError, VitctlError
 from vitctl.system import limits, remote
 from vitctl.system.files import atomic_write, file_state, read_json, read_toml
-
-if TYPE_CHECKING:
-    from vitctl.engine.checkpoint import Peers
 
 _NAME = re.compile(r"(?:\w[\w=+.-]*/)*\w[\w=+.-]*")  # no hidden file, no way out of the folder
 _STEP = re.compile(rf"((?:.+/)?{CHECKPOINTS}/step_[0-9]+)/(?:[\w-]+\.safetensors|{re.escape(STATE)})")
@@ -221,6 +217,22 @@ class Store:
         return {name: size for name, size in remote.list_files(self.address).items() if _NAME.fullmatch(name)}
 
 
+@dataclass(frozen=True)
+class Peers:
+    """The processes that write a checkpoint together, one part each; by default a single process.
+
+    Parts count from 0; `count` 0 means not in parts. `exchange` gathers a text from each process, in the
+    order of the parts; no other thread may use it.
+    """
+
+    part: int = 0
+    count: int = 0
+    exchange: Callable[[str], list[str]] = field(default=lambda text: [text])
+
+
+ALONE = Peers()
+
+
 class Sender:
     """Sends each saved checkpoint in the background, in the order of steps; training never waits for it.
 
@@ -231,7 +243,7 @@ class Sender:
         journal: of the first peer; a checkpoint that could not be sent is a warning.
     """
 
-    def __init__(self, store: Store, root: Path, peers: "Peers", journal: Journal) -> None:
+    def __init__(self, store: Store, root: Path, peers: Peers, journal: Journal) -> None:
         self._store, self._root, self._peers, self._journal = store, root, peers, journal
         self._queue, self._last = ThreadPoolExecutor(1, thread_name_prefix="store"), -1
 

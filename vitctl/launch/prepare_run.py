@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from vitctl.engine.journal import (
     CHANGED,
@@ -41,7 +41,7 @@ from vitctl.launch.run_folder import (
     prepared_folder,
     read_status,
 )
-from vitctl.launch.worker import join_group, patience, store_of
+from vitctl.launch.worker import Prepared, join_group, patience, store_of
 from vitctl.recipe.export_formats import FORMATS
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
 from vitctl.recipe.neutral_keys import FREE_TO_CHANGE, PLACES
@@ -68,23 +68,6 @@ PACKAGES = (
     "onnx",
     "onnxruntime",
 )
-
-
-class Prepared(NamedTuple):
-    """The recipe that RUN/recipe.toml was written from, and the images that were opened to check it.
-
-    Args:
-        recipe: equal to the recipe in the file.
-        taken: lines that name the run whose weights it uses, if the recipe says "newest", and the batch and
-            the rate for it, if they are not those of the recipe.
-        inputs: None in a process that did not prepare the run.
-        machine: device and precision, or the number of processes, which choose them themselves.
-    """
-
-    recipe: Recipe
-    taken: str = ""
-    inputs: "Inputs | None" = None
-    machine: str = ""
 
 
 def prepare_run(

@@ -13,7 +13,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitctl.engine.journal import (
     LOG,
@@ -23,7 +23,6 @@ from vitctl.engine.journal import (
     Record,
     Report,
     never_raising,
-    read_run_json,
     records_agreed,
     silent,
 )
@@ -38,7 +37,6 @@ from vitctl.engine.preemption import (
 from vitctl.engine.store import Store
 from vitctl.errors import LaunchError, VitctlError, explained
 from vitctl.launch.cluster import (
-    LaunchConfig,
     find_member,
     has_agent,
     restarts_left,
@@ -56,7 +54,9 @@ from vitctl.launch.peers import (
     roll_call,
     write_failed_result,
 )
-from vitctl.launch.run_folder import FLIGHT, LOGS, NOW, keeping_result, locked_for_run, read_status
+from vitctl.launch.run_folder import FLIGHT, LOGS, NOW, locked_for_run, read_status
+from vitctl.recipe.load import load_recipe
+from vitctl.recipe.schema import Recipe
 from vitctl.system.files import atomic_write, no_links
 from vitctl.system.process import end_with_parent, is_main_process, mark_start
 from vitctl.system.remote import is_remote, patient
@@ -64,8 +64,7 @@ from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import PlainStream, one_line, typed
 
 if TYPE_CHECKING:
-    from vitctl.launch.prepare_run import Prepared
-    from vitctl.recipe.schema import Recipe
+    from vitctl.jobs.inputs.data import Inputs
 
 LOCKED = "--locked"  # the launcher holds the lock of the run folder
 # Modules of the functions of jobs, which take the checked recipe, the run folder, `report`, called with each
@@ -82,10 +81,27 @@ JOBS = {
 NOTES_SECONDS = 1.0  # until the notes of processes on other nodes are visible here
 
 
+class Prepared(NamedTuple):
+    """The recipe that RUN/recipe.toml was written from, and the images that were opened to check it.
+
+    Args:
+        recipe: equal to the recipe in the file.
+        taken: lines that name the run whose weights it uses, if the recipe says "newest", and the batch and
+            the rate for it, if they are not those of the recipe.
+        inputs: None in a process that did not prepare the run.
+        machine: device and precision, or the number of processes, which choose them themselves.
+    """
+
+    recipe: Recipe
+    taken: str = ""
+    inputs: "Inputs | None" = None
+    machine: str = ""
+
+
 def work(
     run_dir: Path,
     report: Report = silent,
-    prepared: "Prepared | None" = None,
+    prepared: Prepared | None = None,
     *,
     locked: bool = False,
     stopped_code: int = RESUMABLE,
@@ -121,11 +137,10 @@ def work(
 
 
 def _work(
-    run_dir: Path, prepared: "Prepared | None", report: Report, stop: StopFlag, stopped_code: int
+    run_dir: Path, prepared: Prepared | None, report: Report, stop: StopFlag, stopped_code: int
 ) -> dict[str, Any]:
     from vitctl.engine.runtime import gather_texts
     from vitctl.jobs.record.result import RunResult, with_recipe, write_result
-    from vitctl.recipe.load import load_recipe
 
     recipe = prepared.recipe if prepared else load_recipe(str(run_dir / RECIPE)).recipe
     given = {"inputs": prepared.inputs} if prepared and prepared.inputs and recipe.job != "export" else {}
@@ -205,7 +220,7 @@ def _send_rest(store: Store, report: Report) -> None:
 def work_as_member(
     run_dir: Path,
     report: Report = silent,
-    prepared: "Prepared | None" = None,
+    prepared: Prepared | None = None,
     *,
     locked: bool = False,
     stopped_code: int = RESUMABLE,
@@ -222,44 +237,7 @@ def work_as_member(
     return result
 
 
-def launch(
-    run_dir: Path,
-    report: Report = silent,
-    config: LaunchConfig = LaunchConfig(),
-    prepared: "Prepared | None" = None,
-) -> dict[str, Any]:
-    """Run the recipe of a prepared folder to its end, in this process or in new ones.
-
-    This process does the job if it is the only one or one of several. Returns the content of RUN/result.json.
-
-    Args:
-        report: called with every log record.
-        prepared: the result of `prepare_run` in this process; None: the recipe is read from the folder.
-
-    Raises:
-        VitctlError: as the job raises; with several processes, the error of the first that failed or was
-            killed.
-        RuntimeError: a process failed with a bug.
-    """
-    from vitctl.recipe.load import load_recipe
-
-    if find_member() is not None:
-        return work_as_member(run_dir, report, prepared)
-    recipe = prepared.recipe if prepared else load_recipe(str(run_dir / RECIPE)).recipe
-    if not config.starts(recipe):
-        work(run_dir, report, prepared)
-    else:
-        from vitctl.launch.launcher import launch_processes
-
-        # With several machines the process of rank 0 locks the folder, on whichever machine it runs.
-        with locked_for_run(run_dir) if config.nodes == 1 else keeping_result(run_dir):
-            launch_processes(run_dir, recipe, report, config)
-    if (store := store_of(recipe)) and not (run_dir / RESULT).is_file():  # written on another machine
-        Store(store, run_dir).get(RESULT)
-    return dict(read_run_json(run_dir / RESULT))
-
-
-def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
+def _join_processes(run_dir: Path, recipe: Recipe, report: Report) -> None:
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restarts and is_main_process():
         (run_dir / RESULT).unlink(missing_ok=True)  # written by the start that failed
@@ -301,7 +279,7 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
         journal.write("node", step=0, text=line)
 
 
-def join_group(run_dir: Path, recipe: "Recipe") -> bool:
+def join_group(run_dir: Path, recipe: Recipe) -> bool:
     """Join the process group; return whether it computes on the CPU. Raises LaunchError if some are late."""
     from vitctl.engine.runtime import join
 
@@ -315,17 +293,17 @@ def join_group(run_dir: Path, recipe: "Recipe") -> bool:
     return cpu
 
 
-def patience(recipe: "Recipe") -> float:
+def patience(recipe: Recipe) -> float:
     """Return how many seconds a process may wait for a server, and the others for it."""
     return float(getattr(getattr(recipe, "data", None), "patience", 0.0))
 
 
-def store_of(recipe: "Recipe") -> str:
+def store_of(recipe: Recipe) -> str:
     """Return where else the run is kept; "" nowhere."""
     return str(getattr(getattr(recipe, "checkpoint", None), "store", ""))
 
 
-def server_patience(recipe: "Recipe") -> float:
+def server_patience(recipe: Recipe) -> float:
     """Return how long the others wait for a process that waits for a server, beyond machine.group_timeout."""
     data: Any = getattr(recipe, "data", None)
     places = (
@@ -336,7 +314,7 @@ def server_patience(recipe: "Recipe") -> float:
     return patience(recipe) if any(map(is_remote, places)) else 0.0
 
 
-def on_cpu(recipe: "Recipe") -> bool:
+def on_cpu(recipe: Recipe) -> bool:
     import torch
 
     return recipe.machine.device == "cpu" or not torch.cuda.is_available()

@@ -14,8 +14,14 @@ from vitctl.errors import CheckpointError
 from vitctl.models.variants import HybridConfig, ViTConfig
 from vitctl.models.weights import containers
 from vitctl.models.weights.download import locate
-from vitctl.models.weights.header import read_network, safetensors_header
-from vitctl.models.weights.weights_file import Weights, read_weights, save_weights, write_weights
+from vitctl.models.weights.header import safetensors_header
+from vitctl.models.weights.weights_file import (
+    Weights,
+    read_network,
+    read_weights,
+    save_weights,
+    write_weights,
+)
 
 Make = Callable[..., Weights]
 

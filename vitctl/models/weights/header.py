@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vitctl.errors import CheckpointError, VitctlError
-from vitctl.models.variants import Config, from_dict, variant
+from vitctl.errors import CheckpointError
+from vitctl.models.variants import Config, variant
 from vitctl.models.weights.meta import compared_names
 from vitctl.system import limits
 from vitctl.system.files import inside, open_regular, parse_json, read_json
@@ -27,27 +27,6 @@ MAX_NUMBER = 2**53
 _MAX_BYTES = 100 * 2**20  # safetensors' limit
 INDEX = ".index.json"  # suffix of the file that lists the parts of weights
 _INDEX_BYTES, _MAX_PARTS, _ENDINGS = 16 * 2**20, 1000, (".safetensors", ".bin")
-
-
-def read_network(path: Path, *, model: str = "", which: str = "") -> tuple[Config, dict[str, Any]]:
-    """Return a weights file's configuration and metadata, for any layout, without reading tensors.
-
-    `model` names what the shapes of another program's file cannot show; `which` is "ema" or "model".
-
-    Raises:
-        CheckpointError: the file is missing or truncated, or its tensors make no known model.
-    """
-    ours = own_header(path)
-    try:
-        if ours is not None:
-            config = from_dict(ours["config"])
-            check_named(config, model)
-            return config, ours["meta"]
-        from vitctl.models.weights.weights_file import foreign_network
-
-        return foreign_network(path, model, which)
-    except VitctlError as error:
-        raise CheckpointError(path, error) from error
 
 
 # The sizes that a model's name determines.
