@@ -5,7 +5,6 @@ On the page `[...]` stands for words that are left out, and `/home/me` for the f
 typed in.
 """
 
-import importlib.util
 import os
 import re
 import shutil
@@ -58,20 +57,15 @@ def typed(heading: str, line: str) -> None:
 
 typed("No such folder", "finetune --from RUN --data data/nine")
 typed("Images lie in no class folder", "data shards PHOTOS/cat data/cats")
-typed("Other shards are there already", "data shards PHOTOS data/mine")
 typed("A known data set is not here", "finetune --from RUN --dataset pets")
 typed("A split is missing", "evaluate --from RUN --data data/mine --split val")
-typed("No weights at that path", "evaluate --from runs/nine --data data/mine")
 typed("The head has other classes", "evaluate --from RUN --dataset digits --out runs/digits")
-typed("Not enough images for the shots", "fewshot --from RUN --data data/mine --shots 50")
 typed("The format cannot hold the model", "export --from RUN --to timm --out runs/timm")
 typed("No such recipe", "pretrain --recipe jft_b61")
 typed("An unknown key", "pretrain --recipe smoke --set optimizer.learning_rate=0.001")
 typed("An unknown option", "finetune --blr 1e-3")
 typed("The warm-up is as long as the run", "pretrain --recipe smoke --set schedule.total_steps=20")
 typed("The folder holds another run", "pretrain --recipe smoke --data data/mine --out RUN")
-typed("The folder holds something else", "pretrain --recipe smoke --out PHOTOS")
-typed("Not a run folder", "resume runs/nine")
 
 
 @situation("An image cannot be decoded")
@@ -185,11 +179,6 @@ def _(_home: Path, vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 typed(
-    "The processes do not fill the machines evenly",
-    "pretrain --recipe smoke --nodes 2@a -n 3 --out b",
-)
-typed("A JobSet cannot use the folder", "pretrain --recipe smoke --out runs/pods --k8s image=a,claim=b:/runs")
-typed(
     "The server of the images is away",
     "finetune --from RUN --data http://127.0.0.1:9/set --set data.patience=0",  # where nobody listens
 )
@@ -230,15 +219,6 @@ def _(home: Path, _vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
     """The device that is always full."""
     line = f"{sys.executable} -m vitctl recipes show smoke > /dev/full"
     return subprocess.run(line, shell=True, cwd=home, capture_output=True, text=True, check=False).stderr
-
-
-@situation("matplotlib is not installed")
-def _(_home: Path, vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> str:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *more: None if name == "matplotlib" else find(name, *more)
-    )
-    return vitctl("recipes", "table", "fig5", "--plot", "fig5.png").err
 
 
 @situation("No better than always predicting the majority class")
@@ -284,9 +264,6 @@ def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
     renamed.rename(last)
     shutil.copyfile(home / "runs" / "a" / "result.json", home / "RUN" / "result.json")
     return said + vitctl("predict", "PHOTOS", "--from", "RUN").err
-
-
-typed("Verify: a part of a run", "verify RUN/checkpoints")
 
 
 def pattern(quoted: str) -> str:

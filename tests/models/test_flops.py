@@ -403,7 +403,7 @@ def test_training_memory__counts_every_copy_of_the_weights() -> None:
 
 @pytest.mark.parametrize(("frozen", "mebibytes"), [(-1, 1236), (6, 601), (14, 167)])
 def test_training_memory_bytes__as_measured_with_frozen_layers(frozen: int, mebibytes: int) -> None:
-    """The table of docs/training.md: S/16, 16 images, AdamW in float32."""
+    """The table of benchmarks/results/fine_tuning.md: S/16, 16 images, AdamW in float32."""
     config = downstream(variant("S/16"), num_classes=100, image_size=224)
     planned = training_memory_bytes(config, 16, "float32", 2, averaging=False, frozen=frozen)
     assert planned / 2**20 == pytest.approx(mebibytes, rel=0.15)

@@ -535,9 +535,9 @@ def bf16_tflops(device_name: str) -> float:
     return PEAK_TFLOPS[name] if name and name not in NO_BF16 else 0.0
 
 
-# Compiling the layers of a ViT takes at most so long on a GPU (20 to 60 s on CPUs, docs/speed.md), and a
-# step then takes less time by this share at least: published are 1.15 to 3 times the rate. The rate without
-# is that of the plan.
+# Compiling the layers of a ViT takes at most so long on a GPU (on CPUs 18 to 29 s:
+# benchmarks/results/kernels.md), and a step then takes less time by this share at least: published are 1.15
+# to 3 times the rate. The rate without is that of the plan.
 COMPILE_SECONDS, _SAVED, _SHARE_OF_PEAK = 90.0, 0.15, 0.4
 
 
