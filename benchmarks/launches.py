@@ -88,7 +88,8 @@ def ours(model: nn.Module, precision: str, *, optimizer: str, lanes: bool = Fals
     from vitctl.engine import optimizer as engine
     from vitctl.engine import update
     from vitctl.engine.lanes import ByLanes, LaneSum
-    from vitctl.engine.losses import Mixing, classification
+    from vitctl.engine.losses import classification
+    from vitctl.engine.mixing import Mixing
     from vitctl.engine.optimizer import Average, build_optimizer
     from vitctl.engine.runtime import start
     from vitctl.recipe.sections import Loss, Optimizer

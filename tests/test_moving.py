@@ -23,7 +23,7 @@ from tests.conftest import ROOT, Run, stored, train_records
 from vitctl.data.loader.batches import Batch
 from vitctl.engine import assemble, losses
 from vitctl.engine.journal import AVERAGE
-from vitctl.engine.losses import Blend, draw_blend, erased
+from vitctl.engine.mixing import Blend, draw_blend, erased
 from vitctl.engine.runtime import seed_step
 from vitctl.models.weights.weights_file import read_weights, write_weights
 

@@ -17,7 +17,7 @@ from vitctl.data.images.decode import open_picture
 from vitctl.engine import optimizer as engine
 from vitctl.engine.checkpoint import Saver
 from vitctl.engine.journal import Journal
-from vitctl.engine.losses import erased
+from vitctl.engine.mixing import erased
 from vitctl.engine.optimizer import Average, build_optimizer, clip_gradients, take_step
 from vitctl.engine.runtime import Computation
 from vitctl.engine.update import TrainStep

@@ -15,7 +15,8 @@ from tests.matrix import slow
 from tests.models.tiny_models import TINY, VIT
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distillation import Colours, Distilled, Teacher, distillation_loss
-from vitctl.engine.losses import Mixing, classification
+from vitctl.engine.losses import classification
+from vitctl.engine.mixing import Mixing
 from vitctl.engine.runtime import Computation
 from vitctl.models.build import Model, build
 from vitctl.recipe.sections import Distillation, Loss

@@ -13,7 +13,8 @@ from tests.engine.conftest import Tiny, batch, rows
 from tests.engine.test_mixing import BOTH, normalise
 from tests.fake_card import CARD, FakeCard
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.losses import _ERASING_STREAM, Mixing, classification, erased
+from vitctl.engine.losses import classification
+from vitctl.engine.mixing import _ERASING_STREAM, Mixing, erased
 from vitctl.recipe.sections import FinetuneLoss
 
 SEED, PROBABILITY = 5, 0.6

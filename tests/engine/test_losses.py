@@ -19,13 +19,13 @@ from vitctl.data.images.transforms import augmentation_rng
 from vitctl.data.loader.batches import Batch
 from vitctl.engine import losses
 from vitctl.engine.losses import (
-    Mixing,
     classification_loss,
     classify,
     classify_mixed,
     multi_hot,
     predict_masked_patches,
 )
+from vitctl.engine.mixing import Mixing
 from vitctl.errors import DataError
 from vitctl.models.build import build
 from vitctl.models.masked_patch import Corruption, draw_corruption

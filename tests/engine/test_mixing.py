@@ -16,8 +16,9 @@ from torchvision.transforms import v2
 
 from tests.engine.conftest import NUM_CLASSES, Tiny, batch, rows
 from vitctl.data.loader.batches import Batch
-from vitctl.engine import losses
-from vitctl.engine.losses import Blend, Mixing, blended, classification, classify, classify_mixed, draw_blend
+from vitctl.engine import mixing as mixing_module
+from vitctl.engine.losses import classification, classify, classify_mixed
+from vitctl.engine.mixing import Blend, Mixing, blended, draw_blend
 from vitctl.recipe.sections import Loss
 
 SIZE, SEED = 8, 3
@@ -143,7 +144,7 @@ def test_draw_blend__probability_and_share_are_timms_for_the_same_draws(
     theirs = Mixup(0.4, 0.7, prob=probability, switch_prob=share)
     found = {"": 0, "mixup": 0, "cutmix": 0}
     for step in range(160):
-        rng = np.random.default_rng((SEED, step, 0, losses._MIXING_STREAM))
+        rng = np.random.default_rng((SEED, step, 0, mixing_module._MIXING_STREAM))
         own = SimpleNamespace(beta=rng.beta)
         own.rand = lambda draws=iter([1e-9] if probability == 1 else []), rng=rng: (
             next(draws, None) or rng.random()

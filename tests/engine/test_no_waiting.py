@@ -17,7 +17,8 @@ from vitctl.data.loader.batches import Batch
 from vitctl.data.source.order import Lanes
 from vitctl.engine import lanes as engine
 from vitctl.engine.lanes import ByLanes, LaneSum
-from vitctl.engine.losses import Mixing, classify, classify_mixed, predict_masked_patches
+from vitctl.engine.losses import classify, classify_mixed, predict_masked_patches
+from vitctl.engine.mixing import Mixing
 from vitctl.engine.optimizer import Average, build_optimizer
 from vitctl.engine.update import AllReduced, TrainStep
 from vitctl.models.build import Model, build

@@ -503,6 +503,18 @@ def test_run_steps__a_signal_read_late_stops_after_the_step_under_way(trainer: M
     assert diary.said == ["log 1", "log 2", "log 3", "log 4", "save 4 and wait"]
 
 
+def test_run_steps__a_signal_beside_one_bad_image_too_many_leaves_the_step_saved(trainer: Make) -> None:
+    class Bad(Diary):
+        def _check_budget(self, step: int) -> None:
+            if step == 4:
+                raise DataError("too many")
+
+    diary = Bad(trainer(LOSS), 9, behind=1)
+    with pytest.raises(DataError, match="too many"):
+        diary.run_steps(signalled(diary))
+    assert diary.said == ["log 1", "log 2", "log 3", "log 4", "rescue 4 from too many"]
+
+
 def test_run_steps__after_an_error_all_finished_steps_are_logged(trainer: Make) -> None:
     def batches() -> Iterator[Batch]:
         yield from [batch(8)] * 3

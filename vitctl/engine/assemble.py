@@ -34,7 +34,8 @@ from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import CHECKPOINTS, Journal, run_of
 from vitctl.engine.lanes import ByLanes, LaneSum
 from vitctl.engine.log import RunLog
-from vitctl.engine.losses import Mixing, Objective, classification
+from vitctl.engine.losses import Objective, classification
+from vitctl.engine.mixing import Mixing
 from vitctl.engine.optimizer import Average, build_optimizer, trained_names
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.profile import profiled, steps_of

@@ -88,7 +88,7 @@ class Trainer:
     graphs: int = 0  # that torch compiled at the start
 
     def fit(self) -> Score | None:
-        """Train to the last step, resuming from the newest checkpoint in the folder.
+        """Train to the last step, or to where evaluation.patience ends it; resume from the newest checkpoint.
 
         Returns:
             the score after the last step; None when there are no images to score.
@@ -136,18 +136,18 @@ class Trainer:
                 # Wait for the images of the step; the device still computes the step before.
                 self.runtime.clock.switch(DATA)
                 micro_batches = take(batches, len(self.own), self.stop.miss_images)
-                # Tell the device to compute the step; `RunState.changing` counts it. The update carries this
-                # process's stop flag: all processes learn of a signal, or that one has no images, at the same
-                # step, without another exchange.
+                # Tell the device to compute the step; `RunState.changing` adds one to `state.step`. The
+                # update carries this process's stop flag: all processes learn of a signal, or that one has
+                # no images, at the same step, without another exchange.
                 update = self.train_step.update(state.step, micro_batches, self.stop.raised)
                 self.pending.append((state.step, update, micro_batches))
                 # On a GPU read and log the numbers of the step before, so that it never waits for the next
-                # batch; those of all steps before one is logged, scored or saved. Only here the host waits
-                # for the device, and the loop ends early.
+                # batch. Where this step is logged, scored or saved, read all. Only here the host waits for
+                # the device, and the loop ends early.
                 if self.log_pending(keep=0 if self._is_read_at_once() else self.steps_behind):
                     raise Stopped
-                # Score first: it decides which checkpoints are the best. Then save; the last step is saved
-                # before its score too.
+                # Score first: it decides which checkpoints are the best, and may make this step the last.
+                # Then save; the last step is saved before its score too.
                 self.measure_if_due()
                 if state.step == self.total_steps or is_due(state.step, every):
                     state.save(last=state.step == self.total_steps)
@@ -156,7 +156,11 @@ class Trainer:
                 self.log.warn(text, state.step)
         except Stopped:
             # Every process is at the same step: save it together, and wait until it is on disk.
-            self.log_pending()
+            try:
+                self.log_pending()
+            except Exception as error:  # the last step was one too many that is bad
+                state.rescue(error, self.stop)
+                raise
             state.save(last=True)
             raise
         except Exception as error:

@@ -37,7 +37,7 @@ Backward = Callable[[Batch, int, float], Tensor]  # (batch, step, scale of its l
 class Sums(NamedTuple):
     """Sums over the global batch, the same on every process: float64 scalars on the device, maybe pending.
 
-    They are the loss, images that count, unusable images, processes that should stop, and micro-batches
+    They are the loss, usable images, unusable ones, micro-batches of processes that should stop, and those
     without images because of an outage.
     """
 
@@ -55,18 +55,20 @@ Gradients = Callable[[Backward, int, list[Batch], bool], Sums]
 
 @dataclass
 class TrainStep:
-    """One update of the weights w from a global batch of B images, R of them readable.
+    """One update of the weights w from a global batch of B images, R of them usable.
 
         L    = sum of the losses of this process's images / B       forward, loss
         g    = sum of dL/dw over all processes                      backward; all-reduce or lanes
         g   <- g * B / R                                            the gradient of the mean
         g   <- g * min(1, clip_norm / |g|), or cut at clip_value    clip
         w   <- optimizer(w, g, lr(step))                            optimizer
-        ema <- decay * ema + (1 - decay) * w                        average
+        ema <- d * ema + (1 - d) * w                                average; d = averaging.decay
 
-    If the sum of L or |g| is not finite, or a process has no images because of an outage, all processes leave
-    w and ema as they are; after an outage, in every later update too. Without any readable image, g = 0;
-    momentum and weight decay still change w.
+    An image is unusable if it cannot be decoded or has no label of these classes. If the sum of L or |g| is
+    not finite, or a process has no images because of an outage, all processes leave w, the optimizer's
+    moments and ema as they are; after an outage, in every later update too. Without any usable image, g = 0;
+    momentum and weight decay still change w. DDP and FSDP divide by the number of processes: their losses are
+    scaled by it.
 
     Args:
         model: wrapped by the runtime.
@@ -198,9 +200,9 @@ class Result:
     """The outcome of one update, the same on every process.
 
     Args:
-        loss: mean over the readable images of the global batch.
+        loss: sum of the weighted losses over the number of usable images of the global batch.
         grad_norm: global norm before clipping.
-        num_bad: unreadable images.
+        num_bad: unusable images.
         stop: a process received a signal, or has no images.
         lost: a process had no images because of an outage; nothing changed and the update does not count.
         skipped: loss or gradient was not finite; nothing changed.

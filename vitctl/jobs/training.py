@@ -31,8 +31,8 @@ from vitctl.engine.journal import (
     read_records,
     tensor_files,
 )
-from vitctl.engine.losses import Mixing
 from vitctl.engine.metrics import baselines, wilson
+from vitctl.engine.mixing import Mixing
 from vitctl.engine.optimizer import averaged
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime, num_workers, start, tracking

@@ -9,7 +9,7 @@ import torch
 
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.source.stores import SyntheticSource
-from vitctl.engine.losses import Mixing
+from vitctl.engine.mixing import Mixing
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.data import at_size, eval_transform, open_training_images, train_transform
 from vitctl.jobs.inputs.weights import find_weights, loaded_model, transferred_model
