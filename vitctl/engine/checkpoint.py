@@ -1,7 +1,8 @@
 """Checkpoints: safetensors and JSON, written to a temporary folder, flushed and renamed.
 
 Digests tell whether a checkpoint is complete. If the model is sharded, each process of one replica writes a
-part, in the format of torch.distributed.checkpoint, and the first process completes the checkpoint.
+part, in the format of torch.distributed.checkpoint, and the first process completes the checkpoint. What a
+checkpoint holds is in `RunState`, and `RunState.load` loads it.
 
 Checkpoints are saved in the background: the state is copied to host memory and written to disk while training
 continues. Weights, averages and the optimizer's state change only in the optimizer step, so the copy overlaps
