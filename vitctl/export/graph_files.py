@@ -20,7 +20,7 @@ from vitctl.export.graph import INPUT, LOGITS, Raw, folded
 from vitctl.export.low_precision import narrow
 from vitctl.export.proof import Opened, answering, run_model
 from vitctl.export.resizing import stored_transform
-from vitctl.jobs.web_page import web_page
+from vitctl.jobs.photo_page import photo_page
 from vitctl.models.weights.meta import activation_of
 from vitctl.recipe.export_formats import OPSET, OPSETS
 from vitctl.system.files import write_text
@@ -87,7 +87,7 @@ def write_web_page(request: ExportRequest, file: Path) -> None:
     }
     note = "Nothing leaves this page: the network runs in the browser."
     runtime = '<script src="ort.wasm.min.js"></script>'
-    write_text(file.with_suffix(".html"), web_page(facts, note=note, runtime=runtime))
+    write_text(file.with_suffix(".html"), photo_page(facts, note=note, runtime=runtime))
 
 
 def open_onnx(_request: ExportRequest, path: Path) -> Opened:

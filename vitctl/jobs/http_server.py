@@ -36,8 +36,8 @@ from vitctl.data.images.transforms import open_for
 from vitctl.engine.runtime import num_workers
 from vitctl.errors import LaunchError, explained
 from vitctl.jobs.inputs.classifier import OnnxNetwork, OpenClassifier, check_finite
+from vitctl.jobs.photo_page import photo_page, policy
 from vitctl.jobs.predict import Prediction
-from vitctl.jobs.web_page import policy, web_page
 from vitctl.recipe.schema import Evaluate
 from vitctl.system import limits
 from vitctl.system.text import escaped_json, one_line
@@ -154,7 +154,7 @@ class Application:
         self._top, self._held, self._waiting = top, 0, 0
         self.stops_at, self.open_requests = math.inf, 0  # by the monotonic clock
         note = "The photograph is sent to this server, which does not keep it."
-        self._page = web_page({"address": "predict"}, note=note)
+        self._page = photo_page({"address": "predict"}, note=note)
 
     async def predict(
         self,

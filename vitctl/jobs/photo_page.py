@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-def web_page(facts: dict[str, Any], *, note: str, runtime: str = "") -> str:
+def photo_page(facts: dict[str, Any], *, note: str, runtime: str = "") -> str:
     """Return the HTML text.
 
     Args:
