@@ -135,6 +135,13 @@ def test_answers__of_an_onnx_file_in_batches(vitctl: Vitctl, pretrained: Path, p
             files = [("x", (name, (photos / name).read_bytes())) for name in names]
             found = httpx.post(f"{address}/predict", files=files, timeout=60).json()["predictions"]
             batches = httpx.get(f"{address}/metrics").text
+        with served("--from", model, "--precision", "auto") as (_, address, _), ThreadPoolExecutor(8) as pool:
+            posts = [
+                pool.submit(httpx.post, f"{address}/predict", content=data, timeout=60)
+                for _, (_, data) in files * 4
+            ]
+            alone = [post.result().json()["predictions"][0]["classes"] for post in posts]
+        assert alone == expected * 4  # the same bits, though computed side by side
         for one, likely in zip(found, expected, strict=True):
             assert [c["class"] for c in one["classes"]] == [c["class"] for c in likely]
             np.testing.assert_allclose(

@@ -114,7 +114,7 @@ class TorchNetwork:
 
 
 _ONLY_ERRORS, _NO_ERRORS = 3, 4
-_SPIN_MICROSECONDS = "20"
+_SPIN_MICROSECONDS = "100"
 _SHOWN = 4
 
 
