@@ -222,8 +222,8 @@ def train_here(recipe: str, folder: Path, values: dict[str, Any]) -> None:
     # Not at the top: the parent stays small, since a child's peak counts its parent's memory at the start.
     from safetensors import safe_open
 
-    from vitctl.launch.launcher import launch
     from vitctl.launch.prepare_run import prepare_run
+    from vitctl.launch.worker import launch
     from vitctl.recipe.load import load_recipe
 
     cpu: dict[str, float] = {}

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.engine.journal import LOG, read_records
-from vitctl.launch.launcher import launch
 from vitctl.launch.prepare_run import prepare_run
+from vitctl.launch.worker import launch
 from vitctl.recipe.load import load_recipe
 
 BEFORE = ("airplane", "bird", "cat", "frog", "ship", "truck")

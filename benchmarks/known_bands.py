@@ -204,8 +204,8 @@ def trained(task: tuple[str, Path, str, str, int, Known | None]) -> str:
     shutil.rmtree(folder, ignore_errors=True)
     import torch
 
-    from vitctl.launch.launcher import launch
     from vitctl.launch.prepare_run import prepare_run
+    from vitctl.launch.worker import launch
 
     torch.set_num_threads(1)
     keys, replaced = MISTAKES.get(mistake, ({}, {}))

@@ -75,7 +75,7 @@ def test_quickstart__finished_steps_are_not_run_again(
         return {"status": status}
 
     monkeypatch.setattr("vitctl.launch.prepare_run.prepare_run", lambda *_: None)
-    monkeypatch.setattr("vitctl.launch.launcher.launch", launch)
+    monkeypatch.setattr("vitctl.launch.worker.launch", launch)
     with pytest.raises(KeyboardInterrupt):
         quickstart._Steps(tmp_path, 0).run("pretrain", "quickstart")
     for _ in range(2):

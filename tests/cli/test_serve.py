@@ -1,5 +1,8 @@
 """`vitctl serve` under real clients: it answers as `predict` does; hostile requests leave it as it was."""
 
+import asyncio
+import base64
+import hashlib
 import io
 import json
 import os
@@ -132,6 +135,13 @@ def test_answers__of_an_onnx_file_in_batches(vitctl: Vitctl, pretrained: Path, p
             files = [("x", (name, (photos / name).read_bytes())) for name in names]
             found = httpx.post(f"{address}/predict", files=files, timeout=60).json()["predictions"]
             batches = httpx.get(f"{address}/metrics").text
+        with served("--from", model, "--precision", "auto") as (_, address, _), ThreadPoolExecutor(8) as pool:
+            posts = [
+                pool.submit(httpx.post, f"{address}/predict", content=data, timeout=60)
+                for _, (_, data) in files * 4
+            ]
+            alone = [post.result().json()["predictions"][0]["classes"] for post in posts]
+        assert alone == expected * 4  # the same bits, though computed side by side
         for one, likely in zip(found, expected, strict=True):
             assert [c["class"] for c in one["classes"]] == [c["class"] for c in likely]
             np.testing.assert_allclose(
@@ -150,10 +160,11 @@ def test_health_metrics_and_schema(pretrained: Path, server: tuple[Any, str, int
     metrics = httpx.get(f"{address}/metrics").text
     assert 'vitctl_requests_total{code="200",path="/health"}' in metrics
     assert "vitctl_held_bytes 0.0" in metrics and "vitctl_waiting_images 0.0" in metrics
-    for page in ("health", "metrics", "docs", "openapi.json"):
+    for page in ("", "health", "metrics", "openapi.json"):
         head, body = httpx.head(f"{address}/{page}"), httpx.get(f"{address}/{page}")
-        assert (head.status_code, head.content) == (200, b"")
+        assert (head.status_code, head.content, body.status_code) == (200, b"", 200)
         assert head.headers["content-type"] == body.headers["content-type"]
+        assert body.headers["x-content-type-options"] == "nosniff"
     schema = httpx.get(f"{address}/openapi.json").json()
     predicted = schema["paths"]["/predict"]["post"]["responses"]["200"]["content"]["application/json"]
     for image in (png(), b"no image"):
@@ -167,7 +178,55 @@ def test_health_metrics_and_schema(pretrained: Path, server: tuple[Any, str, int
                 assert set(one) == set(described["properties"]["classes"]["items"]["properties"])
     assert set(schema["paths"]) == {"/predict", "/health", "/metrics"}
     assert "multipart/form-data" in schema["paths"]["/predict"]["post"]["requestBody"]["content"]
-    assert "openapi.json" in httpx.get(f"{address}/docs").text
+    for loads_from_others in ("docs", "redoc"):
+        assert httpx.get(f"{address}/{loads_from_others}").status_code == 404
+
+
+def test_page__asks_no_other_host_and_runs_only_its_own_script(server: tuple[Any, str, int]) -> None:
+    found = httpx.get(f"{server[1]}/")
+    assert found.headers["content-type"] == "text/html; charset=utf-8"
+    assert not re.search("https?:|//[a-z]", found.text.replace("// ", ""))
+    allowed = dict(part.split(" ", 1) for part in found.headers["content-security-policy"].split("; "))
+    for kind, name in (("script", "script"), ("style", "style")):
+        [text] = re.findall(f"<{name}>(.*?)</{name}>", found.text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert allowed[f"{kind}-src"] == f"'sha256-{digest}'"
+    assert allowed["default-src"] == allowed["base-uri"] == allowed["frame-ancestors"] == "'none'"
+
+
+def test_64_clients_at_once__get_the_answer_of_one(pretrained: Path) -> None:
+    with served("--from", pretrained) as (_, address, _):
+        alone = httpx.post(f"{address}/predict", content=png(300, 200)).text
+        with ThreadPoolExecutor(64) as pool:
+            found = [
+                pool.submit(httpx.post, f"{address}/predict", content=png(300, 200), timeout=60)
+                for _ in range(192)
+            ]
+            assert {(one.result().status_code, one.result().text) for one in found} == {(200, alone)}
+
+
+def computed(address: str) -> float:
+    metrics = httpx.get(f"{address}/metrics").text
+    return float(re.search(r"^vitctl_batches_total (\S+)", metrics, re.M)[1])  # type: ignore[index]
+
+
+def test_images_of_clients_that_left__are_not_computed(server: tuple[Any, str, int]) -> None:
+    _, address, port = server
+    before, leaving = computed(address), 30
+    body = form(*[(FILE, png(1200, 1200))] * 8)
+    kind = f"Content-Type: {MULTIPART['content-type']}\r\nContent-Length: {len(body)}\r\n\r\n"
+    clients = []
+    for _ in range(leaving):
+        clients.append(socket.create_connection(("127.0.0.1", port)))
+        clients[-1].sendall(HEAD + kind.encode() + body)
+    for client in clients:
+        client.close()
+    until = time.monotonic() + 20
+    while not re.search("^vitctl_waiting_images 0.0", httpx.get(f"{address}/metrics").text, re.M):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert computed(address) - before < 8 * leaving / 2
+    assert httpx.post(f"{address}/predict", content=png()).status_code == 200
 
 
 def png(width: int = 8, height: int = 8) -> bytes:
@@ -298,7 +357,7 @@ HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\n"
 BYTES: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", (400,)),
     "no version": (b"GET /\r\n\r\n", (400,)),
-    "HTTP/9": (b"GET / HTTP/9.9\r\n\r\n", (400, 404)),
+    "HTTP/9": (b"GET /x HTTP/9.9\r\n\r\n", (400, 404)),
     "no host": (b"GET /health HTTP/1.1\r\n\r\n", (400,)),
     "long head": (HEAD + b"X: " + b"x" * 200_000 + b"\r\n\r\n", (400,)),
     "many heads": (HEAD + b"X: y\r\n" * 20_000 + b"\r\n", (400, 422)),
@@ -389,7 +448,14 @@ def test_clients_that_hang_up__are_no_lines_in_the_log(pretrained: Path, how: st
     body = png(300, 300)
     chunked = HEAD + b"Transfer-Encoding: chunked\r\n%s\r\n" + b"%x\r\n" % len(body) + body + b"\r\n"
     plain = HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
-    sent = [plain, plain[:-9], plain * 9, b"GET /docs HTTP/1.1\r\nHost: x\r\n\r\n" * 9, b"\x16\x03\x01", HEAD]
+    sent = [
+        plain,
+        plain[:-9],
+        plain * 9,
+        b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 9,
+        b"\x16\x03\x01",
+        HEAD,
+    ]
     for more in (b"", b"Expect: 100-continue\r\n"):
         sent += [chunked.replace(b"%s", more) + end for end in (b"", b"zz\r\n", b"0\r\n\r\n", b"5\r\nab")]
         sent.append(
@@ -482,6 +548,72 @@ def test_sigterm__finishes_accepted_requests(pretrained: Path) -> None:
         assert len({one.text for one in found}) == 1
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
+
+
+async def client_of_a_stopping_server(port: int, seen: list[tuple[str, bool]]) -> None:
+    """Send images over kept connections until one is refused, and note how each request ended."""
+    body, code = png(300, 300), "200"
+    while code == "200":
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionRefusedError:
+            return
+        try:
+            closes = False
+            while not closes:
+                writer.write(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                length = int(re.search(r"content-length: (\d+)", head)[1])  # type: ignore[index]
+                json.loads(await reader.readexactly(length))
+                code, closes = head.split()[1], "connection: close" in head
+                assert code == "200" or "retry-after: 1" in head
+                seen.append((code, closes))
+        except (ConnectionError, asyncio.IncompleteReadError) as error:
+            seen.append((code := repr(error), True))
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+@pytest.mark.parametrize("drain", [0.5, *slow(0)])
+def test_sigterm__of_hundreds_of_requests_none_is_lost(pretrained: Path, drain: float) -> None:
+    """The server says that it drains, answers what it has, refuses what comes later, resets nobody, exits."""
+
+    async def loaded(process: "subprocess.Popen[str]", port: int, seen: list[tuple[str, bool]]) -> None:
+        clients = [asyncio.create_task(client_of_a_stopping_server(port, seen)) for _ in range(200)]
+        while len(seen) < 250:
+            assert not any(one.done() for one in clients)
+            await asyncio.sleep(0.01)
+        asked = await asyncio.open_connection("127.0.0.1", port)  # as a load balancer keeps one
+        process.send_signal(signal.SIGTERM)
+        while not any(closes for _, closes in seen):
+            await asyncio.sleep(0.001)
+        asked[1].write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = (await asked[0].read()).decode()
+        asked[1].close()
+        await asked[1].wait_closed()
+        assert answer.startswith("HTTP/1.1 503") and '{"status": "draining"' in answer
+        assert "connection: close" in answer.lower()
+        await asyncio.wait_for(asyncio.gather(*clients), 60)
+
+    with served("--from", pretrained, "--drain", drain) as (process, _, port):
+        idle = socket.create_connection(("127.0.0.1", port), timeout=20)
+        seen: list[tuple[str, bool]] = []
+        asyncio.run(loaded(process, port, seen))
+        with idle:
+            assert idle.recv(99) == b""  # closed, not reset
+        assert process.wait(30) == 0
+    assert {code for code, _ in seen} == {"200", "503"}
+    assert all(closes for code, closes in seen if code == "503")
+    assert sum(code == "200" and closes for code, closes in seen) >= (100 if drain else 1)
+
+
+def test_ctrl_c__of_an_idle_server_does_not_wait(pretrained: Path) -> None:
+    with served("--from", pretrained, "--drain", 60) as (process, address, _):
+        assert httpx.get(f"{address}/health").status_code == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
 
 
 def test_connections_send_small_answers_at_once() -> None:

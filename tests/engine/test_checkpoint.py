@@ -15,7 +15,7 @@ from vitctl.engine.checkpoint import keep, newest_checkpoint, read_checkpoint, s
 from vitctl.engine.journal import OPTIMIZER, STATE
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import variant
-from vitctl.models.weights.weights_file import read_network
+from vitctl.models.weights.network import read_network
 
 CONFIG = variant("Ti/4", depth=1, hidden_size=6, image_size=8, num_classes=2)
 

@@ -21,9 +21,9 @@ from vitctl.engine.journal import ALLOWED, LOG, STATE, read_records
 from vitctl.engine.journal import json_digest as state_digest
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.record.result import RunResult, write_result
-from vitctl.launch.launcher import launch
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.run_folder import read_status
+from vitctl.launch.worker import launch
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Pretrain
 from vitctl.verify.run_check import verify

@@ -20,7 +20,8 @@ from vitctl.data.images.transforms import EvalTransform
 from vitctl.errors import VitctlError
 from vitctl.models.build import build
 from vitctl.models.variants import ViTConfig, to_dict
-from vitctl.models.weights.weights_file import Weights, read_network, read_weights
+from vitctl.models.weights.network import read_network
+from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.system.text import has_control
 
 EXAMPLES = [25, pytest.param(3000, marks=pytest.mark.slow)]

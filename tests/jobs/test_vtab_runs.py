@@ -16,8 +16,8 @@ from vitctl.data.images.transforms import EvalTransform
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
 from vitctl.jobs.vtab_suite import L2S, Setting, settings
-from vitctl.launch.launcher import launch
 from vitctl.launch.prepare_run import prepare_run
+from vitctl.launch.worker import launch
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.paper import TABLE_9
 from vitctl.recipe.schema import Vtab

@@ -24,9 +24,9 @@ from vitctl.jobs.inputs.given_images import find_images, place_of
 from vitctl.jobs.predict import Prediction, check_counts
 from vitctl.jobs.predict import predict as predictions
 from vitctl.jobs.record.result import read_result
-from vitctl.launch.launcher import launch
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.run_folder import new_run_dir
+from vitctl.launch.worker import launch
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.address import check_local

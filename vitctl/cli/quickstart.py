@@ -161,9 +161,9 @@ class _Steps:
     def run(self, folder: str, recipe: str, **values: Any) -> tuple[Mapping[str, Any], float]:
         from vitctl.cli.show.console import say
         from vitctl.cli.show.render import Screen
-        from vitctl.launch.launcher import launch
         from vitctl.launch.prepare_run import prepare_run
         from vitctl.launch.run_folder import read_status
+        from vitctl.launch.worker import launch
         from vitctl.recipe.load import Override, load_recipe
 
         run_dir = self.out / folder

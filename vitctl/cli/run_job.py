@@ -232,9 +232,8 @@ def run_loaded(
         write_job(batch, run_dir)
         return
     from vitctl.cli.show.render import Screen, show_result
-    from vitctl.launch.launcher import launch
     from vitctl.launch.peers import KEPT
-    from vitctl.launch.worker import redirect_output
+    from vitctl.launch.worker import launch, redirect_output
 
     if config.nodes > 1:
         text = f"{config.nodes} machines: waiting for all to join at {config.host}:{config.port}"

@@ -30,12 +30,21 @@ def serve(
         float,
         typer.Option("--max-wait", help="Milliseconds that a batch waits for more images", min=0, max=10_000),
     ] = 2.0,
+    drain: Annotated[
+        float,
+        typer.Option(
+            "--drain",
+            help="Seconds that requests are still answered after SIGTERM, while /health says 503",
+            min=0,
+            max=600,
+        ),
+    ] = 1.0,
     set_: Set = None,
 ) -> None:
     """Answer images sent over HTTP with their classes.
 
-    --from also takes an exported .onnx file. Answers are those of predict. SIGTERM and Ctrl-C finish the
-    requests under way.
+    --from also takes an exported .onnx file. Answers are those of predict. A browser shows a page to try it.
+    SIGTERM and Ctrl-C finish the requests under way.
 
     For example: vitctl serve --from RUN
                  curl -F image=@photo.jpg http://127.0.0.1:8000/predict
@@ -50,7 +59,7 @@ def serve(
         from vitctl.recipe.schema import Evaluate
 
         try:
-            from vitctl.jobs.http_server import application, listen, open_batcher, run_server
+            from vitctl.jobs.http_server import Application, listen, open_batcher, run_server
         except ImportError as error:
             raise LaunchError(
                 "serve", f"{error.name} is not installed", "run: pip install 'vitctl[serve]'"
@@ -72,9 +81,9 @@ def serve(
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         if host not in _LOCAL:
             note("warning: open to anyone who reaches it; put a proxy with TLS and passwords before it")
-        note(f"serving on {address}: /predict, /health, /metrics, /docs")
+        note(f"serving on {address}: a page, /predict, /health, /metrics, /openapi.json")
         note(f"try: curl -F image=@photo.jpg {address}/predict")
         try:
-            run_server(application(batcher, top, __version__), batcher, listener)
+            run_server(Application(batcher, top), __version__, listener, drain)
         except KeyboardInterrupt:
             note("stopped")

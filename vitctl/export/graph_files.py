@@ -20,6 +20,7 @@ from vitctl.export.graph import INPUT, LOGITS, Raw, folded
 from vitctl.export.low_precision import narrow
 from vitctl.export.proof import Opened, answering, run_model
 from vitctl.export.resizing import stored_transform
+from vitctl.jobs.photo_page import photo_page
 from vitctl.models.weights.meta import activation_of
 from vitctl.recipe.export_formats import OPSET, OPSETS
 from vitctl.system.files import write_text
@@ -84,11 +85,9 @@ def write_web_page(request: ExportRequest, file: Path) -> None:
         "upright": meta.get("exif_orientation") is not False,
         "install": _ORT_WEB,
     }
-    page = Path(__file__).with_name("web_page.html").read_text(encoding="utf-8")
-    # Inside a script element only "<" could end the text.
-    write_text(
-        file.with_suffix(".html"), page.replace("{{facts}}", json.dumps(facts).replace("<", "\\u003c"))
-    )
+    note = "Nothing leaves this page: the network runs in the browser."
+    runtime = '<script src="ort.wasm.min.js"></script>'
+    write_text(file.with_suffix(".html"), photo_page(facts, note=note, runtime=runtime))
 
 
 def open_onnx(_request: ExportRequest, path: Path) -> Opened:

@@ -7,12 +7,15 @@ opened. The cost of a request is limited before memory or time is spent: see doc
 import asyncio
 import json
 import logging
+import math
+import signal
 import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Any
+from types import FrameType
+from typing import Annotated, Any, TypeVar
 
 import h11
 import torch
@@ -33,6 +36,7 @@ from vitctl.data.images.transforms import open_for
 from vitctl.engine.runtime import num_workers
 from vitctl.errors import LaunchError, explained
 from vitctl.jobs.inputs.classifier import OnnxNetwork, OpenClassifier, check_finite
+from vitctl.jobs.photo_page import photo_page, policy
 from vitctl.jobs.predict import Prediction
 from vitctl.recipe.schema import Evaluate
 from vitctl.system import limits
@@ -44,6 +48,7 @@ _NAME_LETTERS = 255
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # buckets of the histogram
 _CLOSED = 499  # nginx's code for a client that went away; nobody receives it
 Asgi = Callable[[Any, Any, Any], Awaitable[None]]
+_Result = TypeVar("_Result")
 
 
 class Metrics:
@@ -68,7 +73,7 @@ class _Row:
 class Batcher:
     """Groups waiting images into batches.
 
-    One thread computes. Images that arrive meanwhile form the next batch.
+    Images that arrive while a batch is computed form the next one.
 
     Args:
         batch_size: maximum number of images in a forward pass. With 1 an answer has the same bits as `vitctl
@@ -76,13 +81,16 @@ class Batcher:
         wait: seconds that a partial batch waits for more images.
         decoders: threads that decode images; each may hold `limits.PICTURE` bytes. If the network resizes
             photographs they keep their size, so only one is in memory at a time.
+        passes: number of batches that are computed at once.
     """
 
-    def __init__(self, opened: OpenClassifier, batch_size: int, wait: float, decoders: int) -> None:
+    def __init__(
+        self, opened: OpenClassifier, batch_size: int, wait: float, decoders: int, passes: int = 1
+    ) -> None:
         self.opened, self.metrics, self._wait = opened, Metrics(), wait
         self._size = 1 if opened.network.resizes else batch_size  # photographs differ in size
         self._rows: asyncio.Queue[_Row] = asyncio.Queue()
-        self._computing = ThreadPoolExecutor(1, "network")
+        self._passes, self._computing = passes, ThreadPoolExecutor(passes, "network")
         decoders = 1 if opened.network.resizes else max(1, decoders)
         self._decoding = ThreadPoolExecutor(decoders, "decoder")
         self._room = asyncio.Semaphore(decoders if opened.network.resizes else limits.WAITING_IMAGES)
@@ -108,6 +116,9 @@ class Batcher:
         return logits
 
     async def run(self) -> None:
+        await asyncio.gather(*(self._run() for _ in range(self._passes)))
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             rows = [await self._rows.get()]
@@ -115,6 +126,8 @@ class Batcher:
                 await asyncio.sleep(self._wait)
             while len(rows) < self._size and not self._rows.empty():
                 rows.append(self._rows.get_nowait())
+            if not (rows := [row for row in rows if not row.logits.done()]):  # their clients went away
+                continue
             try:
                 pixels = [row.pixels for row in rows]
                 found = await loop.run_in_executor(self._computing, self.compute, pixels)
@@ -139,6 +152,9 @@ class Application:
     def __init__(self, batcher: Batcher, top: int) -> None:
         self.batcher, self.opened, self.metrics = batcher, batcher.opened, batcher.metrics
         self._top, self._held, self._waiting = top, 0, 0
+        self.stops_at, self.open_requests = math.inf, 0  # by the monotonic clock
+        note = "The photograph is sent to this server, which does not keep it."
+        self._page = photo_page({"address": "predict"}, note=note)
 
     async def predict(
         self,
@@ -150,19 +166,20 @@ class Application:
         part for each. Each record is that of `vitctl predict --format jsonl`.
         """
         if other := sorted(set(request.query_params) - {"top", "threshold"}):
-            raise HTTPException(422, f"unknown option '{one_line(other[0])[:100]}'; see /docs")
-        received = [0]
+            raise HTTPException(422, f"unknown option '{one_line(other[0])[:100]}'; see /openapi.json")
+        received, late = [0], time.monotonic() > self.stops_at
         try:
             async with asyncio.timeout(limits.REQUEST_SECONDS):
                 images = await self._images(request, self._received(request, received))
+            if late:  # with its body read, so that the client reads the answer
+                raise busy("this server is stopping")
             waiting = self._waiting + len(images)
             if waiting > limits.WAITING_IMAGES:
                 raise busy(f"{self._waiting} images wait already, at most {limits.WAITING_IMAGES:,}")
             self._count(len(images))
             try:
-                records = await asyncio.gather(
-                    *(self._record(name, data, top or self._top, threshold) for name, data in images)
-                )
+                wanted = (self._record(name, data, top or self._top, threshold) for name, data in images)
+                records = await unless_left(request, asyncio.gather(*wanted))
             finally:
                 self._count(-len(images))
         except TimeoutError:
@@ -235,14 +252,41 @@ class Application:
         self._waiting += images
         self.metrics.waiting.set(self._waiting)
 
-    async def health(self) -> dict[str, Any]:
-        """Return which weights answer; the server is ready once it answers at all."""
-        classes = list(self.opened.class_names) or None
-        return {"status": "ok", **self.opened.digests, "classes": classes}
+    async def health(self) -> Response:
+        """Return which weights answer; the server is ready once it answers at all. 503: it is stopping."""
+        code, status = (200, "ok") if self.stops_at == math.inf else (503, "draining")
+        about = {"status": status, **self.opened.digests, "classes": list(self.opened.class_names) or None}
+        return answer(code, json.dumps(about, ensure_ascii=False))
+
+    async def page(self) -> Response:
+        """Return a page that shows the classes of a photograph."""
+        return Response(self._page, 200, {"content-security-policy": policy(self._page)}, "text/html")
 
     async def shown_metrics(self) -> Response:
         """Return the counters, in the text format of Prometheus."""
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def unless_left(request: Request, work: "asyncio.Future[_Result]") -> _Result:
+    """Return the result of work on a request. If its client goes away the work is cancelled.
+
+    Raises ClientDisconnect.
+    """
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    watch = asyncio.create_task(left())
+    watch.add_done_callback(lambda _: work.cancel())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if watch.done():
+            raise ClientDisconnect from None
+        raise
+    finally:
+        watch.cancel()
 
 
 def answer(code: int, text: str, **headers: str) -> Response:
@@ -260,7 +304,10 @@ def busy(text: str) -> HTTPException:
 
 
 async def _on_http(request: Request, error: Any) -> Response:
-    ways = {404: "no such page; see /docs", 405: f"{request.method} is not allowed here; see /docs"}
+    ways = {
+        404: "no such page; see /openapi.json",
+        405: f"{request.method} is not allowed here; see /openapi.json",
+    }
     text = ways.get(error.status_code, str(error.detail))
     return refusal(error.status_code, text, **(error.headers or {}))
 
@@ -275,25 +322,31 @@ async def _on_bug(_: Request, error: Exception) -> Response:
 
 
 class _Counted:
-    def __init__(self, app: Asgi, metrics: Metrics, paths: set[str]) -> None:
-        self._app, self._metrics, self._paths = app, metrics, paths
+    def __init__(self, app: Asgi, own: Application, paths: set[str]) -> None:
+        self._app, self._own, self._metrics, self._paths = app, own, own.metrics, paths
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         begin, code = time.perf_counter(), [500]
 
         async def noting(message: Any) -> None:
-            code[0] = message.get("status", code[0])
+            if message["type"] == "http.response.start":
+                code[0] = message["status"]
+                closes = [(b"connection", b"close")] * (self._own.stops_at < math.inf)
+                message = {**message, "headers": [*message["headers"], *_SAFE, *closes]}
             await send(message)
 
+        self._own.open_requests += 1
         try:
             await self._app(scope, receive, noting)
         finally:
+            self._own.open_requests -= 1
             if scope["type"] == "http":
                 path = scope["path"] if scope["path"] in self._paths else "other"
                 self._metrics.requests.labels(path, str(code[0])).inc()
                 self._metrics.seconds.observe(time.perf_counter() - begin)
 
 
+_SAFE = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
 _BODY_SCHEMA = {
     "required": True,
     "content": {
@@ -338,24 +391,24 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def application(batcher: Batcher, top: int, version: str) -> FastAPI:
-    """Return the ASGI application: /predict, /health, /metrics, /docs and /openapi.json."""
-    own = Application(batcher, top)
+def application(own: Application, version: str) -> FastAPI:
+    """Return the ASGI application: a page, /predict, /health, /metrics and /openapi.json."""
     handlers: Any = {StarletteHTTPException: _on_http, RequestValidationError: _on_value, Exception: _on_bug}
     app = FastAPI(
         title="vitctl serve",
         version=version,
+        docs_url=None,  # it and redoc load scripts from another host
         redoc_url=None,
         redirect_slashes=False,
         exception_handlers=handlers,
     )
     about: dict[str, Any] = {"openapi_extra": {"requestBody": _BODY_SCHEMA}, "responses": _RESPONSES}
     app.add_api_route("/predict", own.predict, methods=["POST"], response_class=Response, **about)
-    for path, shown in (("/health", own.health), ("/metrics", own.shown_metrics)):
-        app.add_api_route(path, shown, response_model=None)
+    for path, shown in (("/", own.page), ("/health", own.health), ("/metrics", own.shown_metrics)):
+        app.add_api_route(path, shown, include_in_schema=path != "/", response_model=None)
         app.add_api_route(path, shown, methods=["HEAD"], include_in_schema=False, response_model=None)
-    paths = {"/predict", "/health", "/metrics", "/docs", "/openapi.json"}
-    app.add_middleware(_Counted, metrics=own.metrics, paths=paths)
+    paths = {"/", "/predict", "/health", "/metrics", "/openapi.json"}
+    app.add_middleware(_Counted, own=own, paths=paths)
     return app
 
 
@@ -394,7 +447,7 @@ class _Connection(H11Protocol):
         if self._refused or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
-        self._refused, body = True, bytes(refusal(code, text).body)
+        body = bytes(refusal(code, text).body)
         if self.cycle is not None:  # so that the handler does not answer, too
             self.cycle.disconnected, self.cycle.waiting_for_100_continue = True, False
             self.cycle.message_event.set()
@@ -402,12 +455,44 @@ class _Connection(H11Protocol):
         head = h11.Response(status_code=code, headers=[*headers, ("connection", "close")], reason=b"refused")
         events = (head, h11.Data(data=body), h11.EndOfMessage())
         self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
-        self.transport.write_eof()
-        self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+        self._end()
 
     def data_received(self, data: bytes) -> None:
         if not self._refused:
             super().data_received(data)
+
+    def shutdown(self) -> None:
+        """Close when the answer is sent. An idle client that sends at this moment is not reset."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            super().shutdown()
+        elif not self._refused:
+            self._end()
+
+    def _end(self) -> None:
+        self._refused = True
+        self.transport.write_eof()
+        self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+
+
+class _Server(uvicorn.Server):
+    """A server that stops in steps, see `run_server`."""
+
+    def __init__(self, config: uvicorn.Config, own: Application, drain: float) -> None:
+        super().__init__(config)
+        self._own, self._drain = own, drain
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        wait = self._drain if sig == signal.SIGTERM else 0
+        self._own.stops_at = min(self._own.stops_at, time.monotonic() + wait)
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        own = self._own
+        while not self.force_exit and time.monotonic() < own.stops_at + GRACE_SECONDS * (
+            own.open_requests > 0
+        ):
+            await asyncio.sleep(0.05)
+        await super().shutdown(sockets)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -429,11 +514,15 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def run_server(app: FastAPI, batcher: Batcher, listener: socket.socket) -> None:
-    """Answer requests until SIGTERM or Ctrl-C, then finish those in progress for at most GRACE_SECONDS."""
+def run_server(own: Application, version: str, listener: socket.socket, drain: float) -> None:
+    """Answer requests until SIGTERM or Ctrl-C, then finish those in progress for at most GRACE_SECONDS.
+
+    From SIGTERM on /health answers 503, and every answer closes its connection. New requests are answered for
+    `drain` seconds more, then refused with 503 until no other is left. The listener closes last.
+    """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns about client input
     config = uvicorn.Config(
-        app,
+        application(own, version),
         http=_Connection,
         ws="none",
         lifespan="off",
@@ -441,9 +530,9 @@ def run_server(app: FastAPI, batcher: Batcher, listener: socket.socket) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_graceful_shutdown=2 * _LINGER_SECONDS,
     )
-    asyncio.run(_serve(uvicorn.Server(config), batcher, listener))
+    asyncio.run(_serve(_Server(config, own, drain), own.batcher, listener))
 
 
 async def _serve(server: uvicorn.Server, batcher: Batcher, listener: socket.socket) -> None:
@@ -459,11 +548,15 @@ async def _serve(server: uvicorn.Server, batcher: Batcher, listener: socket.sock
 def open_batcher(recipe: Evaluate, opened: OpenClassifier, batch_size: int, wait: float) -> Batcher:
     """Return a batcher that has computed once, so that the first request is not the slowest.
 
-    On a CPU one thread decodes: more would take the cores that the network computes on.
+    On a CPU one thread decodes: more would take the cores that the network computes on. There onnxruntime
+    computes single images faster side by side than on all threads together: one is left over to take a core
+    whose thread waits. It gives the same bits either way.
     """
     on_gpu = opened.network.device.type == "cuda"
     decoders = num_workers(recipe.machine, opened.network.device, 1) if on_gpu else 1
-    batcher = Batcher(opened, batch_size, wait, decoders)
+    beside = isinstance(opened.network, OnnxNetwork) and batch_size == 1 and not on_gpu
+    passes = torch.get_num_threads() + 1 if beside else 1
+    batcher = Batcher(opened, batch_size, wait, decoders, passes)
     size = opened.transform.image_size
     batcher.compute([torch.zeros(3, size, size, dtype=torch.uint8)])
     return batcher

@@ -36,6 +36,7 @@ _UNUSED_RANKS = ("SLURM_PROCID", "PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"
 UNUSED_SIGNAL = signal.SIGRTMAX.name  # the agent listens to it, because it kills everything at a signal
 PORT = 29_400  # of the rendezvous
 WORKER = "vitctl.launch.worker"
+LOCKED = "--locked"  # the launcher holds the lock of the run folder
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below Linux's ephemeral ports
 
 

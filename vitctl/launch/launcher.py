@@ -6,24 +6,20 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from vitctl.engine.journal import (
     LOG,
-    RECIPE,
     RESULT,
     Record,
     Report,
     never_raising,
     parse_records,
     read_run_json,
-    silent,
     write_run_json,
 )
 from vitctl.engine.preemption import AT_ONCE, say
-from vitctl.engine.store import Store
 from vitctl.errors import LostProcess, VitctlError
 from vitctl.launch.agent import (
     POLL_SECONDS,
@@ -33,7 +29,7 @@ from vitctl.launch.agent import (
     note_first_killed,
     own_address,
 )
-from vitctl.launch.cluster import LaunchConfig, find_member
+from vitctl.launch.cluster import LOCKED, LaunchConfig
 from vitctl.launch.peers import (
     first_error,
     forget_errors,
@@ -43,9 +39,7 @@ from vitctl.launch.peers import (
     resume_text,
     write_failed_result,
 )
-from vitctl.launch.run_folder import LOGS, NOW, keeping_result, locked_for_run, read_status
-from vitctl.launch.worker import LOCKED, Prepared, store_of, work, work_as_member
-from vitctl.recipe.load import load_recipe
+from vitctl.launch.run_folder import LOGS, NOW, read_status
 from vitctl.recipe.schema import Recipe
 from vitctl.system.files import no_links
 from vitctl.system.text import typed
@@ -98,39 +92,6 @@ class Follower:
         new = {key: line for key, line in new.items() if key not in self.seen}
         self.seen.update(new)
         return list(new.values())
-
-
-def launch(
-    run_dir: Path,
-    report: Report = silent,
-    config: LaunchConfig = LaunchConfig(),
-    prepared: Prepared | None = None,
-) -> dict[str, Any]:
-    """Run the recipe of a prepared folder to its end, in this process or in new ones.
-
-    This process does the job if it is the only one or one of several. Returns the content of RUN/result.json.
-
-    Args:
-        report: called with every log record.
-        prepared: the result of `prepare_run` in this process; None: the recipe is read from the folder.
-
-    Raises:
-        VitctlError: as the job raises; with several processes, the error of the first that failed or was
-            killed.
-        RuntimeError: a process failed with a bug.
-    """
-    if find_member() is not None:
-        return work_as_member(run_dir, report, prepared)
-    recipe = prepared.recipe if prepared else load_recipe(str(run_dir / RECIPE)).recipe
-    if not config.starts(recipe):
-        work(run_dir, report, prepared)
-    else:
-        # With several machines the process of rank 0 locks the folder, on whichever machine it runs.
-        with locked_for_run(run_dir) if config.nodes == 1 else keeping_result(run_dir):
-            launch_processes(run_dir, recipe, report, config)
-    if (store := store_of(recipe)) and not (run_dir / RESULT).is_file():  # written on another machine
-        Store(store, run_dir).get(RESULT)
-    return dict(read_run_json(run_dir / RESULT))
 
 
 def launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: LaunchConfig) -> None:

@@ -9,9 +9,9 @@ from vitctl.engine.journal import Report
 from vitctl.errors import VitctlError
 from vitctl.jobs.record.result import read_result
 from vitctl.launch.cluster import Resources
-from vitctl.launch.launcher import launch
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.run_folder import leaving_nothing
+from vitctl.launch.worker import launch
 from vitctl.recipe.load import Loaded, Override, load_recipe, with_overrides
 from vitctl.recipe.sweep import SweepCell
 from vitctl.report.sweep_table import Outcome, outcome, write_sweep_table

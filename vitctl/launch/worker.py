@@ -23,6 +23,7 @@ from vitctl.engine.journal import (
     Record,
     Report,
     never_raising,
+    read_run_json,
     records_agreed,
     silent,
 )
@@ -37,6 +38,8 @@ from vitctl.engine.preemption import (
 from vitctl.engine.store import Store
 from vitctl.errors import LaunchError, VitctlError, explained
 from vitctl.launch.cluster import (
+    LOCKED,
+    LaunchConfig,
     find_member,
     has_agent,
     restarts_left,
@@ -54,7 +57,7 @@ from vitctl.launch.peers import (
     roll_call,
     write_failed_result,
 )
-from vitctl.launch.run_folder import FLIGHT, LOGS, NOW, locked_for_run, read_status
+from vitctl.launch.run_folder import FLIGHT, LOGS, NOW, keeping_result, locked_for_run, read_status
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Recipe
 from vitctl.system.files import atomic_write, no_links
@@ -66,7 +69,6 @@ from vitctl.system.text import PlainStream, one_line, typed
 if TYPE_CHECKING:
     from vitctl.jobs.inputs.data import Inputs
 
-LOCKED = "--locked"  # the launcher holds the lock of the run folder
 # Modules of the functions of jobs, which take the checked recipe, the run folder, `report`, called with each
 # log record of the main process, and `stop`, set by signals; all but export also `inputs`, the opened images.
 JOBS = {
@@ -235,6 +237,41 @@ def work_as_member(
         raise
     leave_group()
     return result
+
+
+def launch(
+    run_dir: Path,
+    report: Report = silent,
+    config: LaunchConfig = LaunchConfig(),
+    prepared: Prepared | None = None,
+) -> dict[str, Any]:
+    """Run the recipe of a prepared folder to its end, in this process or in new ones.
+
+    This process does the job if it is the only one or one of several. Returns the content of RUN/result.json.
+
+    Args:
+        report: called with every log record.
+        prepared: the result of `prepare_run` in this process; None: the recipe is read from the folder.
+
+    Raises:
+        VitctlError: as the job raises; with several processes, the error of the first that failed or was
+            killed.
+        RuntimeError: a process failed with a bug.
+    """
+    if find_member() is not None:
+        return work_as_member(run_dir, report, prepared)
+    recipe = prepared.recipe if prepared else load_recipe(str(run_dir / RECIPE)).recipe
+    if not config.starts(recipe):
+        work(run_dir, report, prepared)
+    else:
+        from vitctl.launch.launcher import launch_processes
+
+        # With several machines the process of rank 0 locks the folder, on whichever machine it runs.
+        with locked_for_run(run_dir) if config.nodes == 1 else keeping_result(run_dir):
+            launch_processes(run_dir, recipe, report, config)
+    if (store := store_of(recipe)) and not (run_dir / RESULT).is_file():  # written on another machine
+        Store(store, run_dir).get(RESULT)
+    return dict(read_run_json(run_dir / RESULT))
 
 
 def _join_processes(run_dir: Path, recipe: Recipe, report: Report) -> None:

@@ -15,9 +15,9 @@ from vitctl.models.variants import HybridConfig, ViTConfig
 from vitctl.models.weights import containers
 from vitctl.models.weights.download import locate
 from vitctl.models.weights.header import safetensors_header
+from vitctl.models.weights.network import read_network
 from vitctl.models.weights.weights_file import (
     Weights,
-    read_network,
     read_weights,
     save_weights,
     write_weights,

@@ -12,7 +12,8 @@ import torch
 from tests.models.weights.conftest import refused
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.download import NotOnServerError
-from vitctl.models.weights.weights_file import read_network, read_weights
+from vitctl.models.weights.network import read_network
+from vitctl.models.weights.weights_file import read_weights
 
 transformers = pytest.importorskip("transformers")
 INDEX = "model.safetensors.index.json"

@@ -16,11 +16,12 @@ from vitctl.data.datasets.converted import Converted
 from vitctl.engine.journal import LOG, RECIPE, RESULT, Record, Report, read_records
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.record.result import read_own_records, read_result
-from vitctl.launch.launcher import Follower, launch
+from vitctl.launch.launcher import Follower
 from vitctl.launch.listing import RunLine, read_line, size_on_disk
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.run_folder import LOGS, NOW, is_running
 from vitctl.launch.sweep_cells import is_done, run_cells
+from vitctl.launch.worker import launch
 from vitctl.models.flops import count_macs
 from vitctl.recipe.known import standing
 from vitctl.recipe.load import Loaded, Override, load_recipe

@@ -59,7 +59,7 @@ from vitctl.models.variants import Config, check_lora, downstream, variant, with
 from vitctl.models.weights.download import CONFIG, Fetch, cached, fetch, locate
 from vitctl.models.weights.header import check_named, own_header
 from vitctl.models.weights.meta import activation_of, distinct
-from vitctl.models.weights.weights_file import read_network
+from vitctl.models.weights.network import read_network
 from vitctl.recipe.images import Place
 from vitctl.recipe.load import Loaded, Override, load_recipe, recipe_names, with_overrides
 from vitctl.recipe.neutral_keys import idle_keys

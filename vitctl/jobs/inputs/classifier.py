@@ -114,6 +114,7 @@ class TorchNetwork:
 
 
 _ONLY_ERRORS, _NO_ERRORS = 3, 4
+_SPIN_MICROSECONDS = "100"
 _SHOWN = 4
 
 
@@ -141,11 +142,13 @@ class OnnxNetwork:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ONLY_ERRORS
         options.intra_op_num_threads = torch.get_num_threads()
+        # A thread that waits gives its core away soon, to the image of another request or another program.
+        options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_MICROSECONDS)
         self.device = torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
         providers = [_CUDA, _CPU] if self.device.type == "cuda" else [_CPU]
         # A graph may loop forever, and this thread could not be interrupted, so another one runs it.
         self._pool, self._options = ThreadPoolExecutor(thread_name_prefix="onnx"), onnxruntime.RunOptions
-        self._running = self._options()
+        self._running = set[Any]()
         try:
             made = self._pool.submit(onnxruntime.InferenceSession, path, options, providers=providers)
             self._session = made.result()
@@ -249,8 +252,9 @@ class OnnxNetwork:
 
     def _run(self, wanted: list[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Run the graph in another thread, so that a signal can interrupt the wait."""
-        options = self._running = self._options()
+        options = self._options()
         options.log_severity_level = _NO_ERRORS
+        self._running.add(options)
         try:
             found = self._pool.submit(self._session.run, wanted, feed, options).result()
             return [np.asarray(value) for value in found]  # an ONNX sequence is not an array
@@ -261,9 +265,12 @@ class OnnxNetwork:
         except BaseException:
             options.terminate = True
             raise
+        finally:
+            self._running.discard(options)
 
     def stop(self) -> None:
-        self._running.terminate = True
+        for options in tuple(self._running):
+            options.terminate = True
 
 
 def _file_digest(path: Path) -> str:

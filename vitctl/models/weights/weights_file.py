@@ -163,25 +163,10 @@ def read_weights(
     return weights
 
 
-def read_network(path: Path, *, model: str = "", which: str = "") -> tuple[Config, dict[str, Any]]:
-    """Return a weights file's configuration and metadata, for any layout, without reading tensors.
-
-    `model` names what the shapes of another program's file cannot show; `which` is "ema" or "model".
-
-    Raises:
-        CheckpointError: the file is missing or truncated, or its tensors make no known model.
-    """
-    ours = own_header(path)
-    try:
-        if ours is None:
-            num_heads = getattr(variant(model), "num_heads", None) if model else None
-            found = _of_another(path, num_heads, read_shapes(path), which)
-            return found.config, found.meta
-        config = from_dict(ours["config"])
-        check_named(config, model)
-        return config, ours["meta"]
-    except VitctlError as error:
-        raise CheckpointError(path, error) from error
+def foreign_network(path: Path, model: str, which: str = "") -> tuple[Config, dict[str, Any]]:
+    num_heads = getattr(variant(model), "num_heads", None) if model else None
+    found = _of_another(path, num_heads, read_shapes(path), which)
+    return found.config, found.meta
 
 
 def _of_vitctl(header: dict[str, Any], state: Tensors) -> Weights:
