@@ -33,7 +33,7 @@ from vitctl.cli import (
 )
 from vitctl.cli.completion import RECIPE_OF
 from vitctl.cli.flags import FLAGS, UNREAD
-from vitctl.cli.help import Command, Group
+from vitctl.cli.help import Command, Group, help_last
 from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import LaunchError, explained
 from vitctl.recipe.synonyms import synonym
@@ -157,7 +157,7 @@ def main() -> None:
     try:
         with interrupt_on_signals():
             _check_folder()
-            sys.argv[1:] = without_queries(*sys.argv[1:])
+            sys.argv[1:] = without_queries(*help_last(sys.argv[1:]))
             code = app(prog_name="vitctl", standalone_mode=False)
             sys.stdout.flush()
         if code == INTERRUPTED:

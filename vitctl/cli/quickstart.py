@@ -56,8 +56,12 @@ def doctor() -> None:
 
     with waiting("checking"):
         from vitctl.launch.doctor import run_checks
-    states = list[bool]()
-    for found in run_checks():
+    states, findings = list[bool](), iter(run_checks())
+    while True:
+        with waiting("checking"):
+            found = next(findings, None)
+        if found is None:
+            break
         states.append(found.ok)
         show_table(("", "", ""), [("ok" if found.ok else "!!", f"{found.what:<12}", found.said)], left=None)
     say("all is well" if all(states) else f"{states.count(False)} of {len(states)} need attention")

@@ -106,7 +106,7 @@ def number_of(job: str, metrics: Mapping[str, Any]) -> tuple[str, float | None]:
         return METRICS[metric], _number(metrics.get(metric))
     if isinstance(accuracy, Mapping):
         first = next(iter(accuracy), "")
-        return f"{first}-shot accuracy", _number(accuracy.get(first))
+        return f"{first}{'-shot' * (job == 'fewshot')} accuracy", _number(accuracy.get(first))
     return "accuracy", _number(accuracy)
 
 
@@ -135,6 +135,7 @@ def tiles(
         if key != metrics.get("metric")
         and not (key == "top5_accuracy" and metrics.get("chance", 0) >= 0.2)
         and not (key == "macro_recall" and share(metrics.get(key)) == share(metrics.get("mean_per_class")))
+        and not (key == "mean_per_class" and share(metrics.get(key)) == share(main))  # classes of one size
     ]
     if trained_on := provenance.get("trained_on"):
         shown.append(("trained on", number(trained_on, "steps"), "of these images: see the warning"))

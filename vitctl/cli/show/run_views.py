@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from vitctl.cli.show.console import CONSOLE, say, show_table
-from vitctl.cli.show.render import Screen, show_result
+from vitctl.cli.show.render import Screen, next_line, show_result
 from vitctl.data.datasets.converted import Converted
 from vitctl.engine.journal import LOG, RECIPE, RESULT, Record, Report, read_records
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
@@ -61,20 +61,6 @@ def show_list(lines: Sequence[RunLine], root: Path) -> None:
     show_table(header, rows, left=("recipe", "state"))
     total = bytes_text(sum(line.num_bytes for line in lines))
     say(f"{count_text(len(lines), 'run')} in {root}, {total}")
-
-
-def show_converted(converted: Sequence[Converted]) -> None:
-    """Print what was made of the user's data, what was used last first."""
-    if not converted:
-        return
-    sizes = [size_on_disk(one.folder) for one in converted]
-    rows = [
-        (one.folder.name, one.made_of, _ago(one.when), bytes_text(size))
-        for one, size in zip(converted, sizes, strict=True)
-    ]
-    show_table(("converted data", "made of", "used", "size"), rows, left=("made of",))
-    places = " and ".join(dict.fromkeys(str(one.folder.parent) for one in converted))
-    say(f"{bytes_text(sum(sizes))} in {places}; `vitctl runs clean` deletes what no run needs")
 
 
 def show_run(folder: Path) -> None:
@@ -277,20 +263,24 @@ def run_and_show(sweep: Sweep, cells: Sequence[SweepCell], folder: Path, metric:
     if any(outcome.status != "done" for outcome in outcomes):
         print(f"stopped; resume with the same command and --out {folder}", file=sys.stderr)
         raise typer.Exit(3)
-    if test and any(outcome.value is not None for outcome in outcomes):
-        _score_best(outcomes, folder, metric, test)
+    if any(outcome.value is not None for outcome in outcomes):
+        _show_best(outcomes, folder, metric, test)
 
 
-def _score_best(outcomes: Sequence[Outcome], folder: Path, metric: str, test: str) -> None:
+def _show_best(outcomes: Sequence[Outcome], folder: Path, metric: str, test: str) -> None:
     sign = -1 if metric == "loss" else 1
     ranked = sorted(groups(outcomes), key=lambda group: -sign * group.mean)  # stable: the first of equals
     run = folder / next(o.run for o in outcomes if ranked[0].varied.items() <= o.varied.items())
     equal = sum(group.mean == ranked[0].mean for group in ranked)
-    say(f"best: {run.name}" + f", the first of {equal} equal ones" * (equal > 1))
-    loaded = load_recipe(str(run / RECIPE), [Override("data.test_split", test, "the best of a sweep")])
-    prepared = prepare_run(loaded, run)
-    with Screen(run) as screen:
-        launch(run, screen.report, prepared=prepared)
+    if len(ranked) > 1:
+        say(f"best: {run.name}" + f", the first of {equal} equal ones" * (equal > 1))
+    of_test = [Override("data.test_split", test, "the best of a sweep")] if test else []
+    loaded = load_recipe(str(run / RECIPE), of_test)
+    if test:
+        prepared = prepare_run(loaded, run)
+        with Screen(run) as screen:
+            launch(run, screen.report, prepared=prepared)
+    say(f"\n{next_line(loaded.recipe.job, run, {})}")
 
 
 def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
