@@ -52,7 +52,7 @@ def test_help__before_the_command_is_that_of_the_command(vitctl: Vitctl) -> None
         assert vitctl(*line.split()).out == complete
     assert vitctl("help", "data", "show").out == vitctl("data", "-h", "show").out == show
     assert vitctl("help").out == vitctl("--help").out and vitctl("help", "all").out == vitctl("-h", "all").out
-    assert "no such command fine; did you mean" in vitctl("--help", "fine").err
+    assert "no such command finetun; did you mean finetune" in vitctl("--help", "finetun").err
 
 
 @pytest.mark.parametrize("words", COMMANDS)

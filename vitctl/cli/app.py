@@ -156,8 +156,13 @@ def main() -> None:
     mark_start()
     try:
         with interrupt_on_signals():
-            _check_folder()
-            sys.argv[1:] = without_queries(*help_last(sys.argv[1:]))
+            try:
+                os.getcwd()
+            except FileNotFoundError:  # MKL would kill the process
+                raise LaunchError("the working folder was removed", fix="go to another one with cd") from None
+            if "-h" in sys.argv or "help" in " ".join(sys.argv):
+                sys.argv[1:] = help_last(sys.argv[1:])
+            sys.argv[1:] = without_queries(*sys.argv[1:])
             code = app(prog_name="vitctl", standalone_mode=False)
             sys.stdout.flush()
         if code == INTERRUPTED:
@@ -183,14 +188,6 @@ def main() -> None:
     restore_output()
     _discard_unwritten()
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _check_folder() -> None:
-    """Refuse a deleted working folder: MKL would kill the process."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise LaunchError("the working folder was removed", fix="go to another one with cd") from None
 
 
 def _report_error(error: Exception) -> int:

@@ -119,7 +119,9 @@ def predict(
         with atomic_write(out) as aside, aside.open("w", encoding="utf-8", errors="backslashreplace") as file:
             errors, right = _print_predictions(batches, format_, names, total, file)
         note(f"predictions of {count_text(total, 'image')}: {out}")
-    source, then = typed(recipe.weights.source), "export --from {} --to onnx"
+    source = recipe.weights.source
+    weights = f" --from {typed(source)}" * (source != "newest")
+    then = f"export{weights} --to onnx"
     if right.total():
         note(_accuracy_line(right[True], right.total()))
     if right.total() == total:  # `evaluate` refuses images of other classes, and broken ones
@@ -127,7 +129,7 @@ def predict(
         chosen = TRAIN if folders and not folders & {*ROLES} else ""
         chosen = split if split.partition("[")[0] in folders else chosen
         place = f"{typed(images[0])} --split {typed(chosen)}" if chosen else "DATA"
-        then = f"evaluate --from {{}} --data {place}"
+        then = f"evaluate{weights} --data {place}"
     if errors:
         reasons = ", ".join(f"{count:,} {one_line(reason)}" for reason, count in errors.most_common())
         note(f"{errors.total():,} of {total:,} images cannot be used: {reasons}")
@@ -138,7 +140,7 @@ def predict(
     if missing or (strict and errors) or errors.total() == total:
         raise typer.Exit(2)
     if format_ == "table" and not source.endswith(".onnx"):
-        note(f"\nnext: vitctl {then.format(source)}")
+        note(f"\nnext: vitctl {then}")
 
 
 def _format_of(out: Path, format_: str) -> str:

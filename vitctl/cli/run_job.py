@@ -104,22 +104,15 @@ def begin(loaded: "Loaded", chosen: str, batch: "Resources | None", *, plans: bo
     recipe: Any = loaded.recipe
     data, start = getattr(recipe, "data", None), getattr(recipe, "weights", None)
     if not plans:
-        from vitctl.data.datasets.converted import made_of
+        from vitctl.data.datasets.converted import RECORD, made_of
         from vitctl.launch.prepare_run import check_machine
 
-        model = (
-            "the newest run"
-            if start and start.source == "newest"
-            else start.source
-            if start
-            else recipe.model.name
-        )
-        place = (
-            ", ".join(getattr(data, "datasets", ()))
-            or made_of(getattr(data, "path", ""))
-            or getattr(data, "dataset", "")
-        )
+        model, path = start.source if start else recipe.model.name, getattr(data, "path", "")
+        if path and (Path(path) / RECORD).is_file():
+            path = made_of(path)
+        place = ", ".join(getattr(data, "datasets", ())) or path or getattr(data, "dataset", "")
         machine = check_machine(recipe) if is_alone and not batch else ""
+        model = "the newest run" if model == "newest" else model
         say(f"{recipe.job}: {', '.join(filter(None, (model, place, machine)))}")
     if chosen:
         say(chosen)

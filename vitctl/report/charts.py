@@ -20,7 +20,7 @@ FRAME = {"width": WIDTH, "height": HEIGHT, "left": 54, "right": 372, "top": 10, 
 MOST_POINTS = 240  # of a line
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 _DOTS_WIDTH, _DOTS_LEFT, _DOTS_TOP, _ROW = 420, 148, 14, 22
-_FEW_POINTS = 12  # lines with at most as many points have markers
+_FEW_POINTS = 12  # lines with at most as many points have markers; shorter runs show no rates
 
 # Fields of the training records to draw: field, title, unit.
 _TRAINING: tuple[tuple[str, str, Unit], ...] = (
@@ -152,7 +152,7 @@ def line_chart(
     log: bool = False,
     from_zero: bool = False,
 ) -> Block | None:
-    """Return a chart of lines, or None if no point is finite.
+    """Return a chart of lines, or None if none has two finite points; tables show single numbers.
 
     Args:
         name: prefix of its ids, unique in the page.
@@ -163,7 +163,7 @@ def line_chart(
     most = MOST_POINTS if len(lines) < 3 else MOST_POINTS // 2
     drawn = [replace(line, points=thinned(line.points, most)) for line in lines]
     finite = [point for line in drawn for point in line.points if all(map(math.isfinite, point))]
-    if not finite:
+    if len(finite) < 2 or all(len(line.points) < 2 for line in lines):
         return None
     across = axis([p[0] for p in finite], FRAME["left"], FRAME["right"], log=log_x, num_ticks=5, tight=True)
     values = [p[1] for p in finite]
@@ -294,10 +294,10 @@ def run_charts(name: str, records: Sequence[Record]) -> list[Block]:
         Line(f"{n}-shot", points([r for r in probes if r.get("shots") == n], "fewshot", "accuracy"), colour)
         for colour, n in enumerate(shots)
     ]
-    more = [curve_chart(f"{name}-shots", "Few-shot accuracy during training", few)]
+    more = [line_chart(f"{name}-shots", "Few-shot accuracy during training", few, unit="percent")]
     for field, title, unit in _TRAINING:
         values = points(records, "train", field)
-        if field not in _ONLY_IF_ANY or any(y for _, y in values):
+        if any(y for _, y in values) if field in _ONLY_IF_ANY else len(values) > _FEW_POINTS:
             line = Line(title.partition(",")[0], values)
             more.append(line_chart(f"{name}-{field}", title, [line], unit=unit, from_zero=True))
     return charts + [chart for chart in more if chart is not None]
@@ -314,12 +314,11 @@ def overlaid(name: str, trainings: Mapping[str, Sequence[Record]]) -> list[Block
     is_wide = bool(values) and min(values) > 0 and max(values) / min(values) > 100  # else it hides its end
     charts = (
         line_chart(f"{name}-loss", "Training loss", [line for line in loss if line.points], log=is_wide),
-        curve_chart(f"{name}-accuracy", "Accuracy on the scored split", [o for o in scored if o.points]),
+        line_chart(
+            f"{name}-accuracy",
+            "Accuracy on the scored split",
+            [o for o in scored if o.points],
+            unit="percent",
+        ),
     )
     return [chart for chart in charts if chart is not None]
-
-
-def curve_chart(name: str, title: str, lines: Sequence[Line], **options: Any) -> Block | None:
-    """Return a chart of accuracies if one was measured more than once; tables show single ones."""
-    is_curve = any(len(line.points) > 1 for line in lines)
-    return line_chart(name, title, lines, unit="percent", **options) if is_curve else None

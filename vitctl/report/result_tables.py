@@ -14,7 +14,7 @@ from vitctl.engine.metrics import METRICS, OF_LABEL_SETS, interval_text, verdict
 from vitctl.jobs.record.result import unverified_bytes
 from vitctl.recipe.known import standing
 from vitctl.recipe.load import leaves
-from vitctl.report.charts import Block, Line, Unit, curve_chart, dot_chart, line_chart, number_text
+from vitctl.report.charts import Block, Line, Unit, dot_chart, line_chart, number_text
 from vitctl.report.run_records import RunRecords, SweepRecords
 from vitctl.report.sweep_table import shared_words
 from vitctl.system.text import count_text, typed
@@ -365,7 +365,7 @@ def _fewshot_chart(name: str, data_sets: Mapping[str, Any]) -> Block | None:
     }
     lines = [Line(*curve, colour, dots=True) for colour, curve in enumerate(curves.items())]
     x = "images per class"
-    return curve_chart(f"{name}-shots", "Few-shot accuracy", lines, x=x, log_x=True)
+    return line_chart(f"{name}-shots", "Few-shot accuracy", lines, x=x, unit="percent", log_x=True)
 
 
 def _task_dots(metrics: Mapping[str, Any]) -> list[tuple[str, dict[str, float]]]:

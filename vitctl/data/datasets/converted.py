@@ -104,10 +104,10 @@ def keep_record(folder: Path, path: str, state: str) -> None:
     write_json(folder / RECORD, {"made_of": str(Path(path).resolve()), "states": states})
 
 
-def made_of(path: str) -> str:
-    """Return the path of the user's data that a folder of shards was made of; else the path itself."""
-    made = str(_read(Path(path) / RECORD).get("made_of", "")) if path and "://" not in path else ""
-    return os.path.relpath(made) if made.startswith(f"{Path.cwd()}{os.sep}") else made or path
+def made_of(shards: str) -> str:
+    """Return the path of the user's data that a folder of shards was made of."""
+    made = str(_read(Path(shards) / RECORD).get("made_of", shards))
+    return os.path.relpath(made) if Path(made).is_relative_to(Path.cwd()) else made
 
 
 def _read(record: Path) -> dict[str, list[str]]:
