@@ -9,7 +9,6 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 _Base: Any = object
-_HELP = ("--help", "-h")
 
 
 def help_last(words: Sequence[str]) -> list[str]:
@@ -18,7 +17,7 @@ def help_last(words: Sequence[str]) -> list[str]:
     """
     words = ["--help", *words[1:]] if words[:1] == ["help"] else [*words]
     split = [part for word in words for part in (word.split("=") if word.startswith("--help=") else [word])]
-    at = next((i for i, word in enumerate(split) if word in _HELP), None)
+    at = next((i for i, word in enumerate(split) if word in ("--help", "-h")), None)
     if at is None or "--" in split[:at]:
         return words
     after = [word for word in split[at + 1 :] if not word.startswith("-")]

@@ -52,18 +52,16 @@ def doctor() -> None:
     For example: vitctl doctor
     Guide: docs/troubleshooting.md
     """
-    from vitctl.cli.show.console import say, show_table, waiting
+    from vitctl.cli.show.console import CONSOLE, say, show_table
 
-    with waiting("checking"):
+    states = list[bool]()
+    with CONSOLE.status("checking", spinner="line"):
         from vitctl.launch.doctor import run_checks
-    states, findings = list[bool](), iter(run_checks())
-    while True:
-        with waiting("checking"):
-            found = next(findings, None)
-        if found is None:
-            break
-        states.append(found.ok)
-        show_table(("", "", ""), [("ok" if found.ok else "!!", f"{found.what:<12}", found.said)], left=None)
+
+        for found in run_checks():
+            states.append(found.ok)
+            row = ("ok" if found.ok else "!!", f"{found.what:<12}", found.said)
+            show_table(("", "", ""), [row], left=None)
     say("all is well" if all(states) else f"{states.count(False)} of {len(states)} need attention")
     if not all(states):
         raise typer.Exit(2)

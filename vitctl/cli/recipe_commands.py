@@ -36,7 +36,6 @@ GROUPS = {
     "masked patches": ("masked",),
     "appendix D": ("d1", "d2", "d3", "d4", "d5", "d6"),
 }
-OTHERS = "others"
 
 
 @app.command("list")
@@ -79,10 +78,8 @@ def list_(
 def _show_groups(recipes: Sequence[str], sweeps: Sequence[str]) -> None:
     from vitctl.cli.show.console import say, show_table
 
-    counts = {title: Counter[str]() for title in (*GROUPS, OTHERS)}
-    for name in recipes:
-        start = name.partition("_")[0]
-        counts[next((title for title, starts in GROUPS.items() if start in starts), OTHERS)][start] += 1
+    first = [name.partition("_")[0] for name in recipes]
+    counts = {title: Counter(one for one in first if one in words) for title, words in GROUPS.items()}
     counts["sweeps"] = Counter(name.partition("_")[0] for name in sweeps)
     rows = [(title, str(found.total()), "  ".join(found)) for title, found in counts.items() if found]
     show_table(("recipes", "number", "words for list"), rows, left=("words for list",))

@@ -107,12 +107,12 @@ def begin(loaded: "Loaded", chosen: str, batch: "Resources | None", *, plans: bo
         from vitctl.data.datasets.converted import RECORD, made_of
         from vitctl.launch.prepare_run import check_machine
 
-        model, path = start.source if start else recipe.model.name, getattr(data, "path", "")
+        source, path = start.source if start else recipe.model.name, getattr(data, "path", "")
+        model = "the newest run" if source == "newest" else source
         if path and (Path(path) / RECORD).is_file():
             path = made_of(path)
         place = ", ".join(getattr(data, "datasets", ())) or path or getattr(data, "dataset", "")
         machine = check_machine(recipe) if is_alone and not batch else ""
-        model = "the newest run" if model == "newest" else model
         say(f"{recipe.job}: {', '.join(filter(None, (model, place, machine)))}")
     if chosen:
         say(chosen)

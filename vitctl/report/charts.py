@@ -19,7 +19,6 @@ WIDTH, HEIGHT = 380, 216
 FRAME = {"width": WIDTH, "height": HEIGHT, "left": 54, "right": 372, "top": 10, "bottom": 184}
 MOST_POINTS = 240  # of a line
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
-_DOTS_WIDTH, _DOTS_LEFT, _DOTS_TOP, _ROW = 420, 148, 14, 22
 _FEW_POINTS = 12  # lines with at most as many points have markers; shorter runs show no rates
 
 # Fields of the training records to draw: field, title, unit.
@@ -112,7 +111,9 @@ def axis(
     low = min(low, 0.0) if from_zero else low
     if low == high:
         low, high = (low - abs(low) * 0.1, high + abs(high) * 0.1) if low else (0.0, 1.0)
-    step = _round_step((high - low) / num_ticks)
+    wanted = (high - low) / num_ticks
+    power = 10.0 ** math.floor(math.log10(wanted))
+    step = next(r * power for r in _ROUND if r * power >= wanted * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     grid = [n * step for n in range(first, last + 1)]
     if tight:
@@ -121,11 +122,6 @@ def axis(
         return Axis(low, high, begin, end, inside)
     top = min(grid[-1], most) if most > grid[0] else grid[-1]
     return Axis(grid[0], top, begin, end, tuple(tick for tick in grid if tick <= most + 1e-9))
-
-
-def _round_step(wanted: float) -> float:
-    power = 10.0 ** math.floor(math.log10(wanted))
-    return next(r for r in _ROUND if r * power >= wanted * (1 - 1e-9)) * power
 
 
 # Charts
@@ -218,45 +214,6 @@ def _description(lines: Sequence[Line], x: str, unit: Unit) -> str:
     return ". ".join(parts)
 
 
-def dot_chart(
-    name: str, title: str, rows: Sequence[tuple[str, Mapping[str, float]]], *, unit: Unit = "percent"
-) -> Block | None:
-    """Return a chart with a row per name and a dot for each of its values, or None without values.
-
-    Args:
-        name: prefix of its ids, unique in the page.
-        rows: each name with its values by series; the dots of the first series are large.
-    """
-    kept = [(row, {key: v for key, v in given.items() if math.isfinite(v)}) for row, given in rows]
-    values = [value for _, given in kept for value in given.values()]
-    if not values:
-        return None
-    series = list(dict.fromkeys(key for _, given in kept for key in given))
-    largest = 1.0 if unit == "percent" and max(values) <= 1 else math.inf
-    across = axis(values, _DOTS_LEFT, _DOTS_WIDTH - 16, num_ticks=4, most=largest)
-    drawn: list[Block] = []
-    for number, (row, given) in enumerate(kept):
-        dots = [
-            {"x": across.at(v), "series": series.index(key), "text": f"{row}, {key}: {number_text(v, unit)}"}
-            for key, v in given.items()
-        ]
-        span = [across.at(one(given.values())) for one in (min, max)] if len(given) > 1 else None
-        # The first series is drawn last, on top.
-        drawn.append({"name": row, "y": _DOTS_TOP + _ROW * (number + 0.5), "span": span, "dots": dots[::-1]})
-    return {
-        "kind": "dots",
-        "id": name,
-        "title": title,
-        "description": "; ".join(dot["text"] for row in drawn for dot in row["dots"][::-1]),
-        "width": _DOTS_WIDTH,
-        "left": _DOTS_LEFT,
-        "bottom": _DOTS_TOP + _ROW * len(kept),
-        "columns": [(across.at(tick), tick_text(tick, unit)) for tick in across.ticks],
-        "rows": drawn,
-        "legend": series if len(series) > 1 else (),
-    }
-
-
 def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> Points:
     """Keep about `most` points: the first, lowest and highest of each part, so that no spike is lost."""
     if len(points) <= most:
@@ -277,11 +234,10 @@ def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> P
 
 def points(records: Iterable[Record], kind: str, field: str) -> Points:
     """Return (step, value) of a field of one kind of record, in order; the last of equal steps counts."""
-    values = {}
-    for record in records:
-        x, y = record.get("step"), record.get(field)
-        if record.get("kind") == kind and isinstance(x, int | float) and isinstance(y, int | float):
-            values[float(x)] = float(y)
+    found = ((r.get("step"), r.get(field)) for r in records if r.get("kind") == kind)
+    values = {
+        float(x): float(y) for x, y in found if isinstance(x, int | float) and isinstance(y, int | float)
+    }
     return tuple(sorted(values.items()))
 
 

@@ -40,7 +40,7 @@ from vitctl.report.result_tables import (
     repeating_command,
     result_blocks,
     run_table,
-    sweep_block,
+    sweep_table,
     tiles,
     value_text,
     warnings,
@@ -199,7 +199,7 @@ def _sweep(link: str, sweep: SweepRecords, page: _Page) -> dict[str, Any]:
     first = sweep.runs[:_MAX_OVERLAID]
     names = shared_words([run.name for run in first]) if first else []
     charts = overlaid(link, {name: run.records for name, run in zip(names, first, strict=True)})
-    blocks = [sweep_block(link, sweep), *_charts(charts)]
+    blocks = [sweep_table(sweep), *_charts(charts)]
     if len(sweep.runs) > _MAX_OVERLAID:
         text = f"The charts show the first {_MAX_OVERLAID} of {len(sweep.runs)} runs."
         blocks.append(paragraph(text, "note"))

@@ -28,7 +28,7 @@ from vitctl.recipe.load import Loaded, Override, load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sweep import Sweep, SweepCell
 from vitctl.report.charts import Unit, number_text, points
-from vitctl.report.result_tables import rates_tried
+from vitctl.report.result_tables import number, rates_tried
 from vitctl.report.sweep_table import Outcome, draw_sweep, groups, shared_words
 from vitctl.system.figures import NOT_INSTALLED, can_plot
 from vitctl.system.files import parsing
@@ -285,12 +285,14 @@ def _show_best(outcomes: Sequence[Outcome], folder: Path, metric: str, test: str
 
 def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
     """Print a line for each run (varied values, metric, last loss, time), then the means over seeds."""
+    are_shares = "loss" not in metric and all(0 <= (one.value or 0) <= 1 for one in outcomes)
+    unit: Unit = "percent" if are_shares else "number"
     rows = [
         (
             name,
             outcome.status,
-            _number(outcome.value, metric),
-            f"{outcome.loss:.4g}" if outcome.loss is not None else "-",
+            number(outcome.value, unit),
+            number(outcome.loss),
             f"{outcome.seconds:,.0f} s" if outcome.seconds else "-",
         )
         for name, outcome in zip(shared_words([o.run for o in outcomes]), outcomes, strict=True)
@@ -301,7 +303,7 @@ def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
     if any(len(group.values) > 1 for group in seeds):
         names = shared_words([group.name for group in seeds])
         means = [
-            (name, _number(group.mean, metric), _number(group.std, metric), str(len(group.values)))
+            (name, number(group.mean, unit), number(group.std, unit), str(len(group.values)))
             for name, group in zip(names, seeds, strict=True)
         ]
         say("")
@@ -336,9 +338,3 @@ def _draw_sweep(sweep: Sweep, outcomes: Sequence[Outcome], folder: Path, metric:
         say(f"plot: {draw_sweep(finished, metric, sweep.note or sweep.name, folder)}")
     else:
         say(f"no plot: {NOT_INSTALLED}")
-
-
-def _number(value: float | None, metric: str) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2%}" if 0 <= value <= 1 and "loss" not in metric else f"{value:,.4g}"
