@@ -21,8 +21,7 @@ def help_last(words: Sequence[str]) -> list[str]:
     if at is None or "--" in split[:at]:
         return words
     after = [word for word in split[at + 1 :] if not word.startswith("-")]
-    every = ["all"] * ("all" in after)
-    return [*split[:at], *(word for word in after if word != "all"), "--help", *every]
+    return [*split[:at], *(w for w in after if w != "all"), "--help", *["all"] * ("all" in after)]
 
 
 class _Page(_Base):  # type: ignore[misc]  # of both classes below

@@ -60,8 +60,9 @@ def doctor() -> None:
 
         for found in run_checks():
             states.append(found.ok)
-            row = ("ok" if found.ok else "!!", f"{found.what:<12}", found.said)
-            show_table(("", "", ""), [row], left=None)
+            show_table(
+                ("", "", ""), [("ok" if found.ok else "!!", f"{found.what:<12}", found.said)], left=None
+            )
     say("all is well" if all(states) else f"{states.count(False)} of {len(states)} need attention")
     if not all(states):
         raise typer.Exit(2)

@@ -107,13 +107,17 @@ def begin(loaded: "Loaded", chosen: str, batch: "Resources | None", *, plans: bo
         from vitctl.data.datasets.converted import RECORD, made_of
         from vitctl.launch.prepare_run import check_machine
 
-        source, path = start.source if start else recipe.model.name, getattr(data, "path", "")
-        model = "the newest run" if source == "newest" else source
+        model, path = start.source if start else recipe.model.name, getattr(data, "path", "")
         if path and (Path(path) / RECORD).is_file():
             path = made_of(path)
         place = ", ".join(getattr(data, "datasets", ())) or path or getattr(data, "dataset", "")
-        machine = check_machine(recipe) if is_alone and not batch else ""
-        say(f"{recipe.job}: {', '.join(filter(None, (model, place, machine)))}")
+        is_here = not batch and (is_alone or getattr(recipe.machine, "device", "") != "cuda")
+        facts = (
+            "the newest run" if model == "newest" else model,
+            place,
+            check_machine(recipe) if is_here else "",
+        )
+        say(f"{recipe.job}: {', '.join(filter(None, facts))}")
     if chosen:
         say(chosen)
 

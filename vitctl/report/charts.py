@@ -30,7 +30,6 @@ _TRAINING: tuple[tuple[str, str, Unit], ...] = (
     ("num_bad", "Bad samples so far", "number"),
     ("num_skipped", "Skipped updates so far", "number"),
 )
-_ONLY_IF_ANY = ("num_bad", "num_skipped")  # drawn only if one of their values is not 0
 
 
 # Numbers as text
@@ -253,7 +252,7 @@ def run_charts(name: str, records: Sequence[Record]) -> list[Block]:
     more = [line_chart(f"{name}-shots", "Few-shot accuracy during training", few, unit="percent")]
     for field, title, unit in _TRAINING:
         values = points(records, "train", field)
-        if any(y for _, y in values) if field in _ONLY_IF_ANY else len(values) > _FEW_POINTS:
+        if any(y for _, y in values) if field.startswith("num_") else len(values) > _FEW_POINTS:
             line = Line(title.partition(",")[0], values)
             more.append(line_chart(f"{name}-{field}", title, [line], unit=unit, from_zero=True))
     return charts + [chart for chart in more if chart is not None]

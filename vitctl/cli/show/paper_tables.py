@@ -79,19 +79,14 @@ def show_paper_tables(
             f"TPUv3-core-days. EFLOPs: 10^18 operations of the pre-training."
         )
     if number not in SETTINGS:
-        _show_runs(ours, runs)
+        say(
+            f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/; ± "
+            f"is the deviation over seeds, ours of the population; the paper does not say which."
+        )
+        for run in ours.left_out:
+            say(f"left out: {run.run} ({run.recipe}): {run.reason}")
     if plot is not None and number is not None:
         say(f"plot: {PLOTS[number](ours, plot)}")
-
-
-def _show_runs(ours: OurResults, runs: Path) -> None:
-    """Print what the columns "ours" show, and which runs are left out."""
-    say(
-        f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/; ± is "
-        f"the deviation over seeds, ours of the population; the paper does not say which."
-    )
-    for run in ours.left_out:
-        say(f"left out: {run.run} ({run.recipe}): {run.reason}")
 
 
 def _show_tasks(number: str, ours: OurResults) -> None:

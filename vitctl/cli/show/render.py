@@ -29,7 +29,6 @@ _NEXT = {  # job -> the command that often follows
     "finetune": "predict IMAGES --from {}",
     **dict.fromkeys(("fewshot", "probe", "vtab", "evaluate", "export"), "report {}"),
 }
-_IN_TABLES = ("fewshot", "probe", "vtab")  # jobs whose tables have all scores
 _BRIEF = ("progress", "train", "now")  # kinds of records that a terminal shows in the view only
 
 
@@ -236,7 +235,8 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
     for table in result_tables(job, metrics, used):
         _heading(table["caption"])
         show_table(table["header"], table["rows"], title=table["note"])
-    if job not in _IN_TABLES and (rows := tiles(job, metrics, used)):
+    # The tables of the others have all scores.
+    if job not in ("fewshot", "probe", "vtab") and (rows := tiles(job, metrics, used)):
         tested = f", test accuracy on {used['test']['split']}" if "test" in metrics else ""
         _heading(f"Scores on {used['split']}{tested}" if "split" in used else "Scores")
         show_table(("", "", ""), rows, left=None)
