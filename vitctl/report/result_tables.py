@@ -159,7 +159,7 @@ def warnings(run: RunRecords) -> list[str]:
     """Warn about accuracies that a constant prediction reaches, and about unverified images."""
     if run.status != "done" or run.result is None:
         return []
-    unverified = unverified_bytes(run.result) if run.metrics else ""
+    unverified = unverified_bytes(run.result) if run.metrics and run.job != "export" else ""
     return [text for text in (verdict(run.metrics), unverified) if text]
 
 
