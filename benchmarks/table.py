@@ -1,8 +1,10 @@
-"""The tables of figures, from what the scripts wrote: all in results/figures.md, a few in README.md.
+"""The tables of figures, from what the scripts wrote: all in results/figures.md, a few in README.md; and the
+scripts, by their docstrings, in results/scripts.md.
 
-`python benchmarks/table.py` prints all; `--write` replaces both tables, between their marks.
+`python benchmarks/table.py` prints all figures; `--write` replaces the tables, between their marks.
 """
 
+import ast
 import json
 import sys
 from collections.abc import Mapping
@@ -11,7 +13,9 @@ from typing import Any
 
 from measure import RESULTS, machine_text, row_text, table_rows
 
-README, FIGURES = (RESULTS.parent / name for name in ("README.md", "results/figures.md"))
+PAGES = ("README.md", "results/figures.md", "results/scripts.md")
+README, FIGURES, SCRIPTS = (RESULTS.parent / name for name in PAGES)
+NO_SCRIPTS = ("measure", "peak_worker")  # the others import or start them
 NAMES = ("step", "inference", "loader", "end_to_end", "saving", "start", "ridge", "gpu")
 FOLDERS = (".", "avx2", "zen4")  # of the results
 BEGIN, END = "<!-- table: python benchmarks/table.py --write -->", "<!-- end of the table -->"
@@ -33,11 +37,11 @@ SUMMARY = (  # figure, a word of our settings, of theirs
 
 
 def main() -> None:
-    """Print all rows, or write both tables."""
+    """Print all rows, or write the tables."""
     if sys.argv[1:] != ["--write"]:
         print(table())
         return
-    for page, text in ((README, summary()), (FIGURES, table())):
+    for page, text in ((README, summary()), (FIGURES, table()), (SCRIPTS, scripts())):
         before, _, rest = page.read_text().partition(BEGIN)
         page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
 
@@ -49,7 +53,7 @@ def _found(results: Path, folders: tuple[str, ...] = FOLDERS) -> dict[str, Mappi
 
 
 def summary(results: Path = RESULTS) -> str:
-    """Return the rows of `SUMMARY`."""
+    """Return the rows of `SUMMARY`, without our settings and the details of theirs."""
     rows = [row for one in _found(results, FOLDERS[:1]).values() for row in one["rows"]]
     lines = ["| figure | ours | theirs | times as good | goal |", "|---|---|---|---|---|"]
     for figure, ours, theirs in SUMMARY:
@@ -60,7 +64,21 @@ def summary(results: Path = RESULTS) -> str:
             and ours in row["ours"]["settings"]
             and theirs in row["theirs"]["settings"]
         )
-        lines.append(next(fits))
+        figure, ours, theirs, *rest = (cell.strip() for cell in next(fits).strip("| ").split(" | "))
+        cells = (figure, ours.partition(":")[0], theirs.partition(",")[0], *rest)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def scripts() -> str:
+    """Return what each script measures, as it says at its top."""
+    lines = ["| script | what it measures |", "|---|---|"]
+    for path in sorted(RESULTS.parent.glob("*.py")):
+        if path.stem not in NO_SCRIPTS:
+            about = ast.get_docstring(ast.parse(path.read_text())) or ""
+            lines.append(
+                f"| [{path.name}](../{path.name}) | {' '.join(about.partition(chr(10) * 2)[0].split())} |"
+            )
     return "\n".join(lines)
 
 

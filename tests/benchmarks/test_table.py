@@ -1,4 +1,4 @@
-"""The tables in benchmarks/README.md and results/figures.md are what the scripts wrote."""
+"""The tables in benchmarks/README.md and of results/ are what the scripts wrote."""
 
 import json
 from typing import Any
@@ -10,7 +10,12 @@ from tests.benchmarks.conftest import script
 
 def test_tables__are_those_of_the_results() -> None:
     table = script("table")
-    for page, rows in ((table.README, table.summary()), (table.FIGURES, table.table())):
+    pages = (
+        (table.README, table.summary()),
+        (table.FIGURES, table.table()),
+        (table.SCRIPTS, table.scripts()),
+    )
+    for page, rows in pages:
         text = page.read_text()
         assert text.count(table.BEGIN) == text.count(table.END) == 1
         assert text.partition(table.BEGIN)[2].partition(table.END)[0].strip() == rows

@@ -46,6 +46,15 @@ def test_help__all_counts_behind_help_wherever_it_stands(vitctl: Vitctl) -> None
         assert vitctl("finetune", *line).out == complete
 
 
+def test_help__before_the_command_is_that_of_the_command(vitctl: Vitctl) -> None:
+    complete, show = vitctl("finetune", "--help", "all").out, vitctl("data", "show", "--help").out
+    for line in ("finetune --help=all", "--help finetune all", "help finetune all"):
+        assert vitctl(*line.split()).out == complete
+    assert vitctl("help", "data", "show").out == vitctl("data", "-h", "show").out == show
+    assert vitctl("help").out == vitctl("--help").out and vitctl("help", "all").out == vitctl("-h", "all").out
+    assert "no such command finetun; did you mean finetune" in vitctl("--help", "finetun").err
+
+
 @pytest.mark.parametrize("words", COMMANDS)
 def test_help__of_a_command_is_short_and_in_one_style(words: str, vitctl: Vitctl) -> None:
     short, complete = vitctl(*words.split(), "--help"), vitctl(*words.split(), "--help", "all")

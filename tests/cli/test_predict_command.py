@@ -54,12 +54,13 @@ def test_predict__a_folder_as_a_table(vitctl: Vitctl, pretrained: Path, photos: 
     assert lines[7] == "photos/corrupt.jpg            -  cannot be used: damaged"
     assert all(line[30:33] == "%  " and line[33:] in shapes.SHAPES for line in lines[1:7])
     weights = f"{pretrained}/checkpoints/step_00000020/ema.safetensors"
-    left_out, about, errors = said.err.splitlines()
+    left_out, about, errors, _, then = said.err.splitlines()
     assert left_out == "photos: skipped 1 file that are not images: notes.txt"
     assert about.startswith(
         f"weights: {weights} (the Polyak average; the last checkpoint, step 20, accuracy "
     )
     assert errors == "1 of 6 images cannot be used: 1 damaged"
+    assert then == f"next: vitctl export --from {pretrained} --to onnx"
     assert vitctl("predict", "photos", "--from", pretrained, "--strict", *FAST).code == 2
     assert vitctl("predict", "photos/corrupt.jpg", "--from", pretrained, *FAST).code == 2
     (photos / "corrupt.jpg").unlink()
@@ -240,7 +241,8 @@ def test_predict__features_and_the_newest_run(
     assert said.code == 0
     assert "no --from: using the newest finished training run, runs/mine" in said.err
     assert "weights: runs/mine/checkpoints/step_00000020/model.safetensors" in said.err
-    assert said.err.splitlines()[-1] == "features of 5 images: out.safetensors"
+    assert said.err.splitlines()[-3] == "features of 5 images: out.safetensors"
+    assert said.err.splitlines()[-1] == "next: vitctl export --to onnx"
     with safe_open("out.safetensors", "np") as file:
         assert file.get_tensor("features").shape == (5, 24)
         names = bytes(file.get_tensor("names")).decode().split("\0")
@@ -269,7 +271,6 @@ def test_predict__weights_from_an_address(
     assert [[c["class"] for c in one["classes"]] for one in records(said.out)] == [
         [c["class"] for c in one["classes"]] for one in own
     ]
-    assert f"https://example.org/model.onnx: {Path('out/model.onnx').resolve()}" in said.err
     digests = r"file_sha256 \w{12}; claimed_weights_sha256 \w{12}"
     assert re.search(rf"weights: https://example\.org/model\.onnx \({digests}; images of 16 pixels", said.err)
 

@@ -153,7 +153,7 @@ def test_clean__deletes_converted_data_that_no_run_needs(
         record.write_text('{"made_of": "photos.zip"}')
         os.utime(record, (time.time() - age,) * 2)
     listed = vitctl("runs").out
-    assert all(name in listed for name in ("needed", "other", "fresh-1", "stale-2", "2 d ago", "photos.zip"))
+    assert not any(name in listed for name in ("needed", "other", "fresh-1", "stale-2", "photos.zip"))
     said = vitctl("runs", "clean", "--yes")
     assert (said.code, "runs of other folders were not looked at" in said.out) == (0, True)
     left = {one.name for one in (*tmp_path.glob("runs/shards/*"), *tmp_path.glob("cache/unpacked/*"))}

@@ -41,7 +41,7 @@ def test_pretrain__plain_lines_a_result_and_again(vitctl: Vitctl, tiny_data: Pat
     lines = said.out.splitlines()
     roles = "trained on 'train' (70 images), nothing chosen, scored on 'test' (23 images)"
     first = f"pretrain: Ti/4, {tiny_data}, CPU, float64"  # model, data, device and precision
-    assert lines[:3] == ["checking data and weights ...", first, roles]
+    assert lines[:3] == [first, "checking data and weights ...", roles]
     assert lines[3:5] == [f"run folder: {FOLDER}", "reading weights and data ..."]
     assert [text.split()[1] for text in lines if text.startswith("step") and "loss" in text] == ["3/6", "6/6"]
     for word in ("lr ", "loss ", "images/s", "data-wait ", "left "):

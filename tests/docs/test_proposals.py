@@ -95,14 +95,14 @@ def test_predict__proposes_an_evaluation_that_runs(home: Path, vitctl: Vitctl) -
     assert made.code == 0, made.err
     write_photos(home / "some", ("cat", "owl"), 2)
     said = typed(vitctl, "predict some --from runs/photos")
-    scored = typed(vitctl, after(said, "all scores: vitctl "))
+    scored = typed(vitctl, after(said, "next: vitctl "))
     assert scored.code == 0, scored.err
     assert "1 of the 3 classes of the weights have no image here: dog" in scored.out + scored.err
     (home / "some" / "owl" / "broken.jpg").write_bytes(b"")
     write_photos(home / "more", ("bat", "cat"), 2)
     for place in ("some", "more"):
         said = typed(vitctl, f"predict {place} --from runs/photos")
-        assert "accuracy" in said.err and "all scores" not in said.err
+        assert "accuracy" in said.err and "vitctl evaluate" not in said.err
 
 
 @pytest.mark.parametrize("change", ["model.depth=3", "data.image_size=32", "machine.precision=float32"])

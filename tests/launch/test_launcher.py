@@ -54,10 +54,10 @@ from vitctl.engine.journal import append_record, cut_after
 from vitctl.errors import LaunchError, LostProcess
 from vitctl.launch import launcher, worker
 from vitctl.launch.cluster import LaunchConfig
-from vitctl.launch.launcher import Follower, launch
+from vitctl.launch.launcher import Follower
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.run_folder import LOGS
-from vitctl.launch.worker import work
+from vitctl.launch.worker import launch, work
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.system.process import SIGNALS
 

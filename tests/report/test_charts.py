@@ -15,7 +15,6 @@ from vitctl.report.charts import (
     Line,
     Unit,
     axis,
-    dot_chart,
     line_chart,
     number_text,
     thinned,
@@ -97,11 +96,3 @@ def test_thinned__keeps_the_lowest_the_highest_and_both_ends() -> None:
     assert {kept[0], kept[-1]} == {points[0], points[-1]}
     assert max(y for _, y in kept) == 99.0
     assert min(y for _, y in kept) == min(y for _, y in points)
-
-
-def test_dot_chart__has_a_row_for_each_name_and_a_text_for_each_dot() -> None:
-    made = dot_chart("a", "VTAB", [("pets", {"this run": 0.9, "paper": 0.92}), ("dtd", {"this run": 0.7})])
-    assert made is not None
-    texts = [dot["text"] for row in made["rows"] for dot in row["dots"]]
-    assert texts == ["pets, paper: 92.00%", "pets, this run: 90.00%", "dtd, this run: 70.00%"]
-    assert dot_chart("a", "VTAB", []) is None

@@ -95,8 +95,6 @@ def test_page__of_a_run_shows_what_its_numbers_belong_to(trained: Path, tmp_path
     for title in (
         "Training loss",
         "Accuracy on the scored split",
-        "Learning rate",
-        "Images per second",
         "Confusion",
     ):
         assert title in shown.text
@@ -271,6 +269,15 @@ def test_page__curves_of_everything_that_was_logged(tmp_path: Path) -> None:
         assert title in shown.text
     assert "not finished" in shown.text
     assert "2 skipped, 2 bad images" in shown.text
+
+
+def test_page__of_a_short_run_has_no_rates_and_of_several_runs_folds_their_curves(tmp_path: Path) -> None:
+    short = page_of(tmp_path, made_up(tmp_path / "a", "smoke", None, 5)).text
+    assert "Training loss" in short and "Images per second" not in short and "Learning rate" not in short
+    alone = page_of(tmp_path, made_up(tmp_path / "b", "smoke", None, 120)).elements
+    several = page_of(tmp_path, tmp_path / "a", tmp_path / "b").elements
+    assert (alone.count("details"), several.count("details")) == (1, 4)  # provenance; of each run two
+    assert [alone.count(name) for name in ("h2", "h3", "h4")] == [1, 2, 2]
 
 
 @pytest.mark.slow

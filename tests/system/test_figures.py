@@ -1,5 +1,6 @@
 """Figures are written whole, and the same twice."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,14 @@ def test_save__a_figure_that_cannot_be_drawn_leaves_the_old_file(tmp_path: Path)
     with pytest.raises(ValueError, match="nonsense"):
         save_figure(figure, tmp_path / "a.png")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.png", "old")]
+
+
+def test_save__an_svg_has_the_ink_of_the_readers_screen(tmp_path: Path) -> None:
+    """Every colour of text and ground that it draws has one for dark screens."""
+    figure = new_figure(2, 1)
+    plain_axes(figure.add_subplot(), x="x", grid="y")
+    svg = save_figure(figure, tmp_path / "a.svg").read_text()
+    style, rest = svg.partition("<style")[2].split("</style>", 1)
+    assert "prefers-color-scheme: dark" in style
+    colours = {*re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", rest)}
+    assert len(colours) >= 3 and colours <= {*re.findall(r": (#[0-9a-f]{6})\"", style)}

@@ -124,7 +124,9 @@ def draw_attention_distance(
     axes.set_xticks(_whole_ticks(len(layers)))
     share = (lambda y: 100 * y / image_size, lambda y: y * image_size / 100)
     plain_axes(axes.secondary_yaxis("right", functions=share), y="of the image's width, %")
-    axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
+    axes.legend(
+        fontsize=8, frameon=False, labelcolor=INK, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3
+    )
     return figure
 
 

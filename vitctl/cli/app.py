@@ -33,7 +33,7 @@ from vitctl.cli import (
 )
 from vitctl.cli.completion import RECIPE_OF
 from vitctl.cli.flags import FLAGS, UNREAD
-from vitctl.cli.help import Command, Group
+from vitctl.cli.help import Command, Group, help_last
 from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import LaunchError, explained
 from vitctl.recipe.synonyms import synonym
@@ -156,7 +156,12 @@ def main() -> None:
     mark_start()
     try:
         with interrupt_on_signals():
-            _check_folder()
+            try:
+                os.getcwd()
+            except FileNotFoundError:  # MKL would kill the process
+                raise LaunchError("the working folder was removed", fix="go to another one with cd") from None
+            if "-h" in sys.argv or "help" in " ".join(sys.argv):
+                sys.argv[1:] = help_last(sys.argv[1:])
             sys.argv[1:] = without_queries(*sys.argv[1:])
             code = app(prog_name="vitctl", standalone_mode=False)
             sys.stdout.flush()
@@ -183,14 +188,6 @@ def main() -> None:
     restore_output()
     _discard_unwritten()
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _check_folder() -> None:
-    """Refuse a deleted working folder: MKL would kill the process."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise LaunchError("the working folder was removed", fix="go to another one with cd") from None
 
 
 def _report_error(error: Exception) -> int:

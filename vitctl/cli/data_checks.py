@@ -13,6 +13,7 @@ import typer
 from vitctl.cli import completion
 from vitctl.cli.data_commands import DATA, Columns, Root, app, number_of_workers, shards_of
 from vitctl.cli.flags import Set, Workers, overrides_of
+from vitctl.cli.run_job import proportional_sizes
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import bytes_text, count_text, one_line, typed
 
@@ -31,6 +32,8 @@ Place = Annotated[
     ),
 ]
 _SHOWN_CLASSES, _SHOWN_PROBLEMS, _SHOWN_LABELS, _SHOWN_PAIRS = 12, 100, 100, 20
+# Keys of augmentations of a whole batch, and their names.
+_OF_BATCHES = {"mixup_alpha": "MixUp", "cutmix_alpha": "CutMix", "random_erasing": "random erasing"}
 _SCHEME = re.compile(r"\w+:/")
 
 
@@ -383,7 +386,7 @@ def show(
         typer.Option(
             "--recipe",
             "-r",
-            help="--augmented: training recipe whose augmentation is shown",
+            help="--augmented: training recipe whose augmentation is shown, or RUN/recipe.toml",
             autocompletion=completion.recipes,
         ),
     ] = "finetune",
@@ -421,11 +424,13 @@ def show(
     title = f"{last}, {name}" if last != name else name
     classes = count_text(len(source.class_names), "class", "classes")
     about = f"{count_text(len(source), 'image')} of {classes}; seed {seed}"
-    samples = choose(len(source), num_images or (6 if augmented else 40), seed)
+    samples, hidden = choose(len(source), num_images or (6 if augmented else 40), seed), list[str]()
     if augmented:
-        training = load_recipe(recipe, overrides_of({"--res": ("data.image_size", res)}, set_)).recipe
+        overrides = overrides_of({"--res": ("data.image_size", res)}, set_)
+        training = load_recipe(recipe, [*overrides, *proportional_sizes(recipe, overrides)]).recipe
         if not isinstance(training, Pretrain | Finetune):
             raise RecipeError(recipe, "has no augmentation", "name a recipe of pretrain or finetune")
+        hidden = [name for key, name in _OF_BATCHES.items() if getattr(training.data, key)]
         sized = training.data.model_copy(update={"image_size": training.data.image_size or 224})
         page = show_augmented(source, samples, train_transform(sized), seed=seed, title=title, subtitle=about)
     else:
@@ -435,6 +440,8 @@ def show(
         out.parent.mkdir(parents=True, exist_ok=True)
         save(page, out)
     say(f"{count_text(len(samples), 'image')} in {out}")
+    if hidden:
+        say(f"not drawn, as training does it to whole batches: {', '.join(hidden)}")
 
 
 @app.command()

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -24,7 +25,7 @@ from vitctl.jobs.inputs.given_images import find_images, place_of
 from vitctl.jobs.predict import Prediction, check_counts
 from vitctl.jobs.predict import predict as predictions
 from vitctl.jobs.record.result import read_result
-from vitctl.launch.prepare_run import prepare_run
+from vitctl.launch.prepare_run import check_machine, prepare_run
 from vitctl.launch.run_folder import new_run_dir
 from vitctl.launch.worker import launch
 from vitctl.recipe.load import Override, load_recipe
@@ -139,11 +140,12 @@ def finetune(
     check_local("out", out)
     runs = Path(out).parent if out else Path("runs")
     values = overrides_of(given, _parsed(overrides))
-    name = str(recipe) or finetune_recipe(values, downloads=True)
+    name = str(recipe) or finetune_recipe(values, downloads=True)[0]
     loaded = load_recipe(name, [*values, *proportional_sizes(name, values)], job="finetune")
     if out:
         check_out(Path(out))
-    loaded = fitted(with_shards(loaded, runs, dry_run=False, is_alone=True), with_timeout=False)
+    shards = with_shards(loaded, runs, partial(check_machine, loaded.recipe), is_alone=True)
+    loaded = fitted(shards, with_timeout=False)
     folder = Path(out) if out else new_run_dir(loaded.name)
     fetch_weights_of(loaded)
     with _bar(report) if progress else nullcontext(report) as told:

@@ -2,7 +2,7 @@
 
 import sys
 from collections import defaultdict
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,24 @@ from typer.core import TyperCommand, TyperGroup
 _Base: Any = object
 
 
+def help_last(words: Sequence[str]) -> list[str]:
+    """Return a command line with its call for help at the end: `--help finetune`, `help finetune` and
+    `finetune --help=all` become `finetune --help` and `finetune --help all`.
+    """
+    words = ["--help", *words[1:]] if words[:1] == ["help"] else [*words]
+    split = [part for word in words for part in (word.split("=") if word.startswith("--help=") else [word])]
+    at = next((i for i, word in enumerate(split) if word in ("--help", "-h")), None)
+    if at is None or "--" in split[:at]:
+        return words
+    after = [word for word in split[at + 1 :] if not word.startswith("-")]
+    return [*split[:at], *(w for w in after if w != "all"), "--help", *["all"] * ("all" in after)]
+
+
 class _Page(_Base):  # type: ignore[misc]  # of both classes below
     """The page of a command or a group. Whatever has a help panel is shown by `--help all` only."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        pairs = {*pairwise(sys.argv)}  # click drops words after --help
-        shows_all = not pairs.isdisjoint({("--help", "all"), ("-h", "all")})
+        shows_all = sys.argv[-2:] == ["--help", "all"]  # click drops words after --help
         sections: dict[str, list[tuple[str, str]]] = defaultdict(list)
         commands, usage, more = getattr(self, "commands", {}), "", 0
         for one in self.get_params(ctx):

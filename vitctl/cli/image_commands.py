@@ -119,14 +119,17 @@ def predict(
         with atomic_write(out) as aside, aside.open("w", encoding="utf-8", errors="backslashreplace") as file:
             errors, right = _print_predictions(batches, format_, names, total, file)
         note(f"predictions of {count_text(total, 'image')}: {out}")
+    source = recipe.weights.source
+    weights = f" --from {typed(source)}" * (source != "newest")
+    then = f"export{weights} --to onnx"
     if right.total():
+        note(_accuracy_line(right[True], right.total()))
+    if right.total() == total:  # `evaluate` refuses images of other classes, and broken ones
         folders = {one.name.lower() for one in Path(images[0]).glob("*") if len(images) == 1 and one.is_dir()}
         chosen = TRAIN if folders and not folders & {*ROLES} else ""
         chosen = split if split.partition("[")[0] in folders else chosen
         place = f"{typed(images[0])} --split {typed(chosen)}" if chosen else "DATA"
-        # `evaluate` refuses images of other classes, and broken ones.
-        source = recipe.weights.source if right.total() == total else ""
-        note(_accuracy_line(right[True], right.total(), source, place))
+        then = f"evaluate{weights} --data {place}"
     if errors:
         reasons = ", ".join(f"{count:,} {one_line(reason)}" for reason, count in errors.most_common())
         note(f"{errors.total():,} of {total:,} images cannot be used: {reasons}")
@@ -136,6 +139,8 @@ def predict(
         note(f"vitctl: {text}")
     if missing or (strict and errors) or errors.total() == total:
         raise typer.Exit(2)
+    if format_ == "table" and not source.endswith(".onnx"):
+        note(f"\nnext: vitctl {then}")
 
 
 def _format_of(out: Path, format_: str) -> str:
@@ -150,16 +155,12 @@ def _format_of(out: Path, format_: str) -> str:
     return found
 
 
-def _accuracy_line(correct: int, total: int, weights: str, place: str) -> str:
-    """Return the accuracy on labelled images, and the command for all scores unless `weights` is empty."""
+def _accuracy_line(correct: int, total: int) -> str:
+    """Return the accuracy on labelled images."""
     from vitctl.engine.metrics import interval_text, wilson
 
     counts = f"{correct:,} of {count_text(total, 'labelled image')}"
-    scores = f"; all scores: vitctl evaluate --from {typed(weights)} --data {place}"
-    return (
-        f"accuracy {correct / total:.2%} ({counts})  95 % interval {interval_text(wilson(correct, total))}"
-        f"{'' if weights.endswith('.onnx') or not weights else scores}"
-    )
+    return f"accuracy {correct / total:.2%} ({counts})  95 % interval {interval_text(wilson(correct, total))}"
 
 
 def _starting() -> AbstractContextManager[None]:

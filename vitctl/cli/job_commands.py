@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack
 
@@ -28,6 +29,7 @@ from vitctl.cli.flags import (
 )
 from vitctl.cli.run_job import (
     batch_job,
+    begin,
     check_out,
     enter_start_folder,
     fetch_run,
@@ -152,8 +154,11 @@ def resume(
     overrides += started_processes(member, batch, overrides)
     folder, overrides = enter_start_folder(folder, overrides)
     is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
-    loaded = with_shards(load_recipe(str(folder / RECIPE), overrides), folder.parent, is_alone=is_alone)
+    loaded = load_recipe(str(folder / RECIPE), overrides)
+    first = cache(partial(begin, loaded, "", batch, plans=False, is_alone=is_alone))
+    loaded = with_shards(loaded, folder.parent, first, is_alone=is_alone)
     try:
+        first()
         run_loaded(loaded, folder, member, config, batch, allow or ())
     except (DataError, CheckpointError) as error:
         gone = {"no such folder": "--data", "no such weights": "--from"}
@@ -358,8 +363,9 @@ def sweep(
                  vitctl sweep finetune --data PHOTOS --grid dropout=0,0.1
     Guide: docs/sweeps.md
     """
-    from vitctl.cli.show.console import CONSOLE
+    from vitctl.cli.show.console import CONSOLE, say
     from vitctl.data.source.splits import is_test
+    from vitctl.launch.prepare_run import check_machine
     from vitctl.launch.run_folder import new_run_dir
     from vitctl.launch.sweep_cells import is_done, prepare_cells
     from vitctl.recipe.load import Override, load_recipe, with_overrides
@@ -372,7 +378,9 @@ def sweep(
     lists = {flag: given for flag, given in flags.items() if isinstance(given[1], tuple)}
     flags |= {flag: (key, values[0]) for flag, (key, values) in lists.items()}
     if what == "finetune":
-        what = finetune_recipe(overrides_of(flags, set_), downloads=not (dry_run or print_))
+        what, text = finetune_recipe(overrides_of(flags, set_), downloads=not (dry_run or print_))
+        if text:
+            say(text)
     chosen, batch = find_sweep(what), batch_job(slurm, k8s)
     several = (f"{key}={','.join(map(str, values))}" for key, values in lists.values() if len(values) > 1)
     axes = parse_axes([*(grid or ()), *several])
@@ -395,7 +403,8 @@ def sweep(
         CONSOLE.quiet = place in said  # of the same data, once
         said.add(place)
         try:
-            loaded = with_shards(loaded, folder.parent, dry_run=dry_run, is_alone=True)
+            checks = None if batch else partial(check_machine, loaded.recipe)
+            loaded = with_shards(loaded, folder.parent, checks, dry_run=dry_run, is_alone=True)
             is_choice = chooses and isinstance(loaded.recipe, Finetune)
             loaded = fitted(loaded, with_timeout=dry_run, chooses=is_choice)
         finally:

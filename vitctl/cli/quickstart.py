@@ -52,14 +52,17 @@ def doctor() -> None:
     For example: vitctl doctor
     Guide: docs/troubleshooting.md
     """
-    from vitctl.cli.show.console import say, show_table, waiting
+    from vitctl.cli.show.console import CONSOLE, say, show_table
 
-    with waiting("checking"):
-        from vitctl.launch.doctor import run_checks
     states = list[bool]()
-    for found in run_checks():
-        states.append(found.ok)
-        show_table(("", "", ""), [("ok" if found.ok else "!!", f"{found.what:<12}", found.said)], left=None)
+    with CONSOLE.status("checking", spinner="line"):
+        from vitctl.launch.doctor import run_checks
+
+        for found in run_checks():
+            states.append(found.ok)
+            show_table(
+                ("", "", ""), [("ok" if found.ok else "!!", f"{found.what:<12}", found.said)], left=None
+            )
     say("all is well" if all(states) else f"{states.count(False)} of {len(states)} need attention")
     if not all(states):
         raise typer.Exit(2)

@@ -24,26 +24,27 @@ Name = Annotated[
 
 # Recipe group -> first parts of its recipes' names, in display order. Each is a word for `recipes list`.
 GROUPS = {
-    "your images": ("finetune", "quickstart", "smoke", "cifar10"),
+    "first runs": ("quickstart", "smoke"),
+    "your images, Table 4": ("finetune", "bit"),
     "foundation models": ("dinov2", "mae", "eva02", "beit2", "clip", "siglip2"),
-    "ImageNet and CIFAR": ("augreg", "better", "deit3", "short"),
+    "ImageNet and CIFAR": ("augreg", "better", "cifar10", "deit3", "short"),
     "Table 3, JFT-300M": ("jft",),
     "Table 3, ImageNet-21k": ("in21k",),
     "Table 3, ImageNet": ("in1k",),
-    "Table 4, BiT's rule": ("finetune_", "bit"),
     "score and export": ("fewshot", "probe", "vtab", "evaluate", "export"),
     "figures": ("fig2", "fig3", "fig4", "fig5"),
     "masked patches": ("masked",),
     "appendix D": ("d1", "d2", "d3", "d4", "d5", "d6"),
 }
-OTHERS = "others"
 
 
 @app.command("list")
 def list_(
     word: Annotated[
         str | None,
-        typer.Argument(metavar="WORD", help="Only recipes with this word in their name, job or note"),
+        typer.Argument(
+            metavar="WORD", help="First word of a recipe's name, or text in its name, job or description"
+        ),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="List every recipe with job and description")] = False,
 ) -> None:
@@ -62,7 +63,8 @@ def list_(
         return
     rows = [(one.name, one.recipe.job, one.recipe.note) for one in map(load_recipe, recipe_names())]
     rows += [(name, "sweep", find_sweep(name).note) for name in sweep_names()]
-    chosen = [row for row in rows if word is None or any(word.lower() in cell.lower() for cell in row)]
+    named = [row for row in rows if f"{row[0]}_".startswith(f"{word}_")]
+    chosen = named or [row for row in rows if any((word or "").lower() in cell.lower() for cell in row)]
     if not chosen:
         raise RecipeError(
             f"no recipe has '{word}' in its name, job or note",
@@ -76,11 +78,8 @@ def list_(
 def _show_groups(recipes: Sequence[str], sweeps: Sequence[str]) -> None:
     from vitctl.cli.show.console import say, show_table
 
-    counts = {title: Counter[str]() for title in (*GROUPS, OTHERS)}
-    for name in recipes:
-        # `finetune` is for the user's images; `finetune_pets` and the like are the paper's.
-        start = "finetune_" if name.startswith("finetune_") else name.partition("_")[0]
-        counts[next((title for title, starts in GROUPS.items() if start in starts), OTHERS)][start] += 1
+    first = [name.partition("_")[0] for name in recipes]
+    counts = {title: Counter(one for one in first if one in words) for title, words in GROUPS.items()}
     counts["sweeps"] = Counter(name.partition("_")[0] for name in sweeps)
     rows = [(title, str(found.total()), "  ".join(found)) for title, found in counts.items() if found]
     show_table(("recipes", "number", "words for list"), rows, left=("words for list",))

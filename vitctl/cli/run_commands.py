@@ -208,9 +208,9 @@ def verify(
 
 @app.callback()
 def runs(context: typer.Context, in_: In = None) -> None:
-    """List runs, the newest first, and what was converted from your data.
+    """List runs, the newest first.
 
-    The list includes the runs of sweeps.
+    The list includes the runs of sweeps. `vitctl runs clean` also lists converted data that no run needs.
 
     For example: vitctl runs
     Guide: docs/own-data.md
@@ -226,8 +226,7 @@ def _folder(context: typer.Context, in_: Path | None) -> Path | None:
 
 def _list(folder: Path | None) -> None:
     from vitctl.cli.show.console import say
-    from vitctl.cli.show.run_views import show_converted, show_list
-    from vitctl.data.datasets.converted import list_converted
+    from vitctl.cli.show.run_views import show_list
     from vitctl.errors import CheckpointError
     from vitctl.launch.listing import list_runs
 
@@ -240,7 +239,6 @@ def _list(folder: Path | None) -> None:
         say(f"no runs in {RUNS} yet; to make one: vitctl pretrain --recipe smoke")
     else:
         say(f"no runs in {folder}")
-    show_converted(list_converted(folder or RUNS))
 
 
 @app.command("list")

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ def run_job(
 
         config = launch_config(member, nodes, restarts, out, batch)
         overrides = [*overrides_of(flags, set_), *of_store]
-        recipe = recipe or finetune_recipe(overrides, downloads=not dry_run)
+        recipe, chosen = (recipe, "") if recipe else finetune_recipe(overrides, downloads=not dry_run)
         if job == "finetune":
             overrides += proportional_sizes(recipe, overrides)
         overrides += started_processes(member, batch, overrides)
@@ -74,8 +75,9 @@ def run_job(
     shares_folder = member is not None and (member.job or member.num_processes > 1)
     run_dir = out or (member.run_dir(loaded.name) if member and shares_folder else new_run_dir(loaded.name))
     runs = out.parent if out else Path("runs")
-    loaded = with_shards(loaded, runs, dry_run=dry_run, is_alone=is_alone, out=out)
-    loaded = fitted(loaded, with_timeout=dry_run)
+    first = cache(partial(begin, loaded, chosen, batch, plans=dry_run, is_alone=is_alone))
+    loaded = with_shards(loaded, runs, first, dry_run=dry_run, is_alone=is_alone, out=out)
+    loaded = fitted(loaded, first, with_timeout=dry_run)
     if dry_run:
         from vitctl.cli.show.dry_run import show_plan
         from vitctl.launch.agent import check_spread
@@ -89,6 +91,35 @@ def run_job(
     with patient(patience(loaded.recipe)):
         fetch_weights_of(loaded)
         run_loaded(loaded, run_dir, member, config, batch, allow or ())
+
+
+def begin(loaded: "Loaded", chosen: str, batch: "Resources | None", *, plans: bool, is_alone: bool) -> None:
+    """Print the first line of a run, its model, data, device and precision, and how its recipe was `chosen`.
+
+    A device that is not there is refused. Several processes choose theirs when they have met; a plan
+    (`plans`) says its own.
+    """
+    from vitctl.cli.show.console import say
+
+    recipe: Any = loaded.recipe
+    data, start = getattr(recipe, "data", None), getattr(recipe, "weights", None)
+    if not plans:
+        from vitctl.data.datasets.converted import RECORD, made_of
+        from vitctl.launch.prepare_run import check_machine
+
+        model, path = start.source if start else recipe.model.name, getattr(data, "path", "")
+        if path and (Path(path) / RECORD).is_file():
+            path = made_of(path)
+        place = ", ".join(getattr(data, "datasets", ())) or path or getattr(data, "dataset", "")
+        is_here = not batch and (is_alone or getattr(recipe.machine, "device", "") != "cuda")
+        facts = (
+            "the newest run" if model == "newest" else model,
+            place,
+            check_machine(recipe) if is_here else "",
+        )
+        say(f"{recipe.job}: {', '.join(filter(None, facts))}")
+    if chosen:
+        say(chosen)
 
 
 def run_place(said: str, out: str | Path | None) -> "tuple[Path | None, list[Override]]":
@@ -138,12 +169,12 @@ def check_out(out: Path, what: str = "a run") -> None:
         check_place("--out", out)
 
 
-def finetune_recipe(overrides: "list[Override]", *, downloads: bool) -> str:
-    """Return the name of the recipe that `finetune` takes if none is given: that of the start weights'
-    family, which it says, or the paper's for the data set. Of a family's recipe for ImageNet it sets the
+def finetune_recipe(overrides: "list[Override]", *, downloads: bool) -> tuple[str, str]:
+    """Return the name of the recipe that `finetune` takes if none is given, that of the start weights' family
+    or the paper's for the data set, and a line that says so. Of a family's recipe for ImageNet it sets the
     split that another data set has.
     """
-    from vitctl.cli.show.console import fetch_weights, say
+    from vitctl.cli.show.console import fetch_weights
     from vitctl.data.datasets.catalog import find_data_set
     from vitctl.jobs.inputs.checks import start_recipe
     from vitctl.recipe.load import Override, recipe_names
@@ -152,15 +183,13 @@ def finetune_recipe(overrides: "list[Override]", *, downloads: bool) -> str:
     source, which, model = (str(given.get(f"weights.{key}", "")) for key in ("source", "which", "model"))
     download = fetch_weights if downloads else lambda _: None
     name, said = start_recipe(source or "newest", which=which, model=model, download=download)
-    if said:
-        say(said)
     dataset = given.get("data.dataset")
     if name:
         if dataset != "imagenet" and "data.eval_split" not in given:
             overrides.append(Override("data.eval_split", "test", "the splits of the data set"))
-        return name
+        return name, said
     name = f"finetune_{find_data_set(dataset).name}" if dataset else ""
-    return name if name in recipe_names() else "finetune"
+    return name if name in recipe_names() else "finetune", said
 
 
 def proportional_sizes(recipe: str, overrides: "Sequence[Override]") -> "list[Override]":
@@ -214,13 +243,6 @@ def run_loaded(
             check_spread(config, loaded.recipe.machine.processes)
             own_address(config)
         prepared = prepare_run(loaded, run_dir, allow, config, batch)
-    recipe: Any = prepared.recipe
-    data, start = getattr(recipe, "data", None), getattr(recipe, "weights", None)
-    place = getattr(data, "datasets", ()) or [getattr(data, "path", "") or getattr(data, "dataset", "")]
-    print(
-        f"{recipe.job}: {start.source if start else recipe.model.name}"
-        + "".join(f", {fact}" for fact in (*place, prepared.machine) if fact)
-    )
     if prepared.taken:
         say(prepared.taken, style="bold yellow")
     if (inputs := prepared.inputs) and inputs.train is not None:
@@ -258,12 +280,19 @@ def run_loaded(
 
 
 def with_shards(
-    loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool = False, out: Path | None = None
+    loaded: "Loaded",
+    runs: Path,
+    begin: Callable[[], object] | None = None,
+    *,
+    is_alone: bool,
+    dry_run: bool = False,
+    out: Path | None = None,
 ) -> "Loaded":
     """Convert a folder of photos that --data names to shards, once, and train on those.
 
     Args:
         runs: folder of run folders, which gets the shards.
+        begin: called when nothing is left to refuse.
         is_alone: whether no other process runs the same command.
         dry_run: write nothing; print what would be made.
         out: run folder of the command, checked before shards are written.
@@ -310,13 +339,19 @@ def with_shards(
         match fitting.recipe:
             case FrozenRecipe() | Evaluate() as recipe:
                 plan_scoring(recipe)  # raises what the job would raise
+        if begin:
+            begin()
     shards = str(shards_of(data.path, runs, data.columns))
     values = {"data.path": shards, **({"data.columns": ""} if data.columns else {})}
     return with_overrides(loaded, [Override(*one, "shards of photographs") for one in values.items()])
 
 
-def fitted(loaded: "Loaded", *, with_timeout: bool, chooses: bool = False) -> "Loaded":
-    """Choose the splits that --data has, and print them; `with_timeout` gives up on a silent address."""
+def fitted(
+    loaded: "Loaded", begin: Callable[[], object] | None = None, *, with_timeout: bool, chooses: bool = False
+) -> "Loaded":
+    """Choose the splits that --data has, call `begin`, and print them; `with_timeout` gives up on a silent
+    address.
+    """
     from vitctl.cli.show.console import say
     from vitctl.jobs.inputs.checks import fit_splits
     from vitctl.jobs.plan import LOOKUP_SECONDS, call_with_timeout
@@ -329,6 +364,8 @@ def fitted(loaded: "Loaded", *, with_timeout: bool, chooses: bool = False) -> "L
     else:
         with patient(patience(loaded.recipe)):
             found = fit_splits(loaded, chooses=chooses)
+    if begin:
+        begin()
     if isinstance(found, str):  # the error message of an address
         return loaded
     if found[1]:

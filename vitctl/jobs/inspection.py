@@ -241,7 +241,7 @@ def _draw_distance(subject: Subject) -> Drawn:
     layers = [layer for layer, _ in attention_layers(subject.model)]
     means = subject.seen.distances.mean(dim=0)  # [layers, heads]
     size = subject.model.config.image_size
-    heading = subject.heading("Mean attention distance", subject.images_text)
+    heading = subject.heading("Mean attention distance: how far a head looks", subject.images_text)
     figure = inspect_figures.draw_attention_distance(layers, means, size, heading)
     first, last = (f"{heads.min():.1f} to {heads.max():.1f} px" for heads in (means[0], means[-1]))
     uniform = f"uniform attention {uniform_distance(layers[-1]):.1f} px"
@@ -273,7 +273,9 @@ def _draw_rollout(subject: Subject) -> Drawn:
 
     def heading(what: str, most: int) -> Heading:
         part = f"{most} of " * (most < len(chosen))
-        return subject.heading(f"Attention rollout: what reaches the {of}{what}", part + subject.images_text)
+        about = "attention of all blocks, multiplied; skip paths lead around a block"
+        title = f"Attention rollout: what reaches the {of}{what}"
+        return subject.heading(title, part + subject.images_text, about)
 
     n = SHOWN_IMAGES
     captions = [_caption(chosen, number, text) for number, text in enumerate(predictions[:n])]
@@ -286,8 +288,7 @@ def _draw_rollout(subject: Subject) -> Drawn:
         figures["rollout_sheet"] = sheet
     peaks = [float((mask.amax(dim=(1, 2)) / mask.mean(dim=(1, 2))).mean()) for mask in masks]
     text = (
-        f"the strongest patch has {peaks[0]:.1f} times the mean, "
-        f"and {peaks[1]:.1f} times if the residual is left out"
+        f"the strongest patch has {peaks[0]:.1f} times the mean, and {peaks[1]:.1f} times without skip paths"
     )
     numbers = {
         "of": of,

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from vitctl.models.variants import variant
-from vitctl.recipe.schema import NetworkMachine
 from vitctl.system.files import can_write_into, free_bytes
 from vitctl.system.process import usable_cores
 from vitctl.system.text import count_text, one_line
@@ -105,6 +103,8 @@ def _precision() -> Iterator[Finding]:
 
     from vitctl.engine.computation import attention_kernel
     from vitctl.engine.runtime import Computation, device_and_precision
+    from vitctl.models.variants import variant
+    from vitctl.recipe.schema import NetworkMachine
 
     cpu, precision = device_and_precision("auto", "auto")
     computation = Computation(torch.device("cpu" if cpu else "cuda"), precision)

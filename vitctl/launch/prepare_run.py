@@ -160,7 +160,8 @@ def _prepare(
         changed = _changes(before, loaded.recipe, run_dir, allow, place) if before is not None else ""
         # 3. Refuse what the job would refuse: images, weights, machine, labels.
         inputs = check_recipe(loaded.recipe, run_dir, inputs, nodes)
-        machine = "" if batch else _check_machine(loaded.recipe)
+        if not batch:
+            check_machine(loaded.recipe)
         if isinstance(loaded.recipe, Evaluate):
             _check_evaluation(loaded.recipe, inputs)
         # 4. Write the folder.
@@ -186,10 +187,10 @@ def _prepare(
     if "timm's rule" in (rate := loaded.origin("optimizer.lr")) and isinstance(loaded.recipe, Finetune):
         now = f"batch {loaded.recipe.schedule.batch_size:,}, learning rate {loaded.recipe.optimizer.lr:.3g}"
         taken = "\n".join(filter(None, [taken, f"{now}: {rate}"]))
-    return Prepared(loaded.recipe, taken, inputs, machine)
+    return Prepared(loaded.recipe, taken, inputs)
 
 
-def _check_machine(recipe: Recipe) -> str:
+def check_machine(recipe: Recipe) -> str:
     """Check that this machine computes what [machine] asks for. Return device and precision.
 
     Several processes check it themselves, because the main process of a training imports no torch, unless a

@@ -91,13 +91,11 @@ class Prepared(NamedTuple):
         taken: lines that name the run whose weights it uses, if the recipe says "newest", and the batch and
             the rate for it, if they are not those of the recipe.
         inputs: None in a process that did not prepare the run.
-        machine: device and precision, or the number of processes, which choose them themselves.
     """
 
     recipe: Recipe
     taken: str = ""
     inputs: "Inputs | None" = None
-    machine: str = ""
 
 
 def work(

@@ -19,8 +19,7 @@ WIDTH, HEIGHT = 380, 216
 FRAME = {"width": WIDTH, "height": HEIGHT, "left": 54, "right": 372, "top": 10, "bottom": 184}
 MOST_POINTS = 240  # of a line
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
-_DOTS_WIDTH, _DOTS_LEFT, _DOTS_TOP, _ROW = 420, 148, 14, 22
-_FEW_POINTS = 12  # lines with at most as many points have markers
+_FEW_POINTS = 12  # lines with at most as many points have markers; shorter runs show no rates
 
 # Fields of the training records to draw: field, title, unit.
 _TRAINING: tuple[tuple[str, str, Unit], ...] = (
@@ -31,7 +30,6 @@ _TRAINING: tuple[tuple[str, str, Unit], ...] = (
     ("num_bad", "Bad samples so far", "number"),
     ("num_skipped", "Skipped updates so far", "number"),
 )
-_ONLY_IF_ANY = ("num_bad", "num_skipped")  # drawn only if one of their values is not 0
 
 
 # Numbers as text
@@ -112,7 +110,9 @@ def axis(
     low = min(low, 0.0) if from_zero else low
     if low == high:
         low, high = (low - abs(low) * 0.1, high + abs(high) * 0.1) if low else (0.0, 1.0)
-    step = _round_step((high - low) / num_ticks)
+    wanted = (high - low) / num_ticks
+    power = 10.0 ** math.floor(math.log10(wanted))
+    step = next(r * power for r in _ROUND if r * power >= wanted * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     grid = [n * step for n in range(first, last + 1)]
     if tight:
@@ -121,11 +121,6 @@ def axis(
         return Axis(low, high, begin, end, inside)
     top = min(grid[-1], most) if most > grid[0] else grid[-1]
     return Axis(grid[0], top, begin, end, tuple(tick for tick in grid if tick <= most + 1e-9))
-
-
-def _round_step(wanted: float) -> float:
-    power = 10.0 ** math.floor(math.log10(wanted))
-    return next(r for r in _ROUND if r * power >= wanted * (1 - 1e-9)) * power
 
 
 # Charts
@@ -152,7 +147,7 @@ def line_chart(
     log: bool = False,
     from_zero: bool = False,
 ) -> Block | None:
-    """Return a chart of lines, or None if no point is finite.
+    """Return a chart of lines, or None if none has two finite points; tables show single numbers.
 
     Args:
         name: prefix of its ids, unique in the page.
@@ -163,7 +158,7 @@ def line_chart(
     most = MOST_POINTS if len(lines) < 3 else MOST_POINTS // 2
     drawn = [replace(line, points=thinned(line.points, most)) for line in lines]
     finite = [point for line in drawn for point in line.points if all(map(math.isfinite, point))]
-    if not finite:
+    if len(finite) < 2 or all(len(line.points) < 2 for line in lines):
         return None
     across = axis([p[0] for p in finite], FRAME["left"], FRAME["right"], log=log_x, num_ticks=5, tight=True)
     values = [p[1] for p in finite]
@@ -218,45 +213,6 @@ def _description(lines: Sequence[Line], x: str, unit: Unit) -> str:
     return ". ".join(parts)
 
 
-def dot_chart(
-    name: str, title: str, rows: Sequence[tuple[str, Mapping[str, float]]], *, unit: Unit = "percent"
-) -> Block | None:
-    """Return a chart with a row per name and a dot for each of its values, or None without values.
-
-    Args:
-        name: prefix of its ids, unique in the page.
-        rows: each name with its values by series; the dots of the first series are large.
-    """
-    kept = [(row, {key: v for key, v in given.items() if math.isfinite(v)}) for row, given in rows]
-    values = [value for _, given in kept for value in given.values()]
-    if not values:
-        return None
-    series = list(dict.fromkeys(key for _, given in kept for key in given))
-    largest = 1.0 if unit == "percent" and max(values) <= 1 else math.inf
-    across = axis(values, _DOTS_LEFT, _DOTS_WIDTH - 16, num_ticks=4, most=largest)
-    drawn: list[Block] = []
-    for number, (row, given) in enumerate(kept):
-        dots = [
-            {"x": across.at(v), "series": series.index(key), "text": f"{row}, {key}: {number_text(v, unit)}"}
-            for key, v in given.items()
-        ]
-        span = [across.at(one(given.values())) for one in (min, max)] if len(given) > 1 else None
-        # The first series is drawn last, on top.
-        drawn.append({"name": row, "y": _DOTS_TOP + _ROW * (number + 0.5), "span": span, "dots": dots[::-1]})
-    return {
-        "kind": "dots",
-        "id": name,
-        "title": title,
-        "description": "; ".join(dot["text"] for row in drawn for dot in row["dots"][::-1]),
-        "width": _DOTS_WIDTH,
-        "left": _DOTS_LEFT,
-        "bottom": _DOTS_TOP + _ROW * len(kept),
-        "columns": [(across.at(tick), tick_text(tick, unit)) for tick in across.ticks],
-        "rows": drawn,
-        "legend": series if len(series) > 1 else (),
-    }
-
-
 def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> Points:
     """Keep about `most` points: the first, lowest and highest of each part, so that no spike is lost."""
     if len(points) <= most:
@@ -277,11 +233,10 @@ def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> P
 
 def points(records: Iterable[Record], kind: str, field: str) -> Points:
     """Return (step, value) of a field of one kind of record, in order; the last of equal steps counts."""
-    values = {}
-    for record in records:
-        x, y = record.get("step"), record.get(field)
-        if record.get("kind") == kind and isinstance(x, int | float) and isinstance(y, int | float):
-            values[float(x)] = float(y)
+    found = ((r.get("step"), r.get(field)) for r in records if r.get("kind") == kind)
+    values = {
+        float(x): float(y) for x, y in found if isinstance(x, int | float) and isinstance(y, int | float)
+    }
     return tuple(sorted(values.items()))
 
 
@@ -294,10 +249,10 @@ def run_charts(name: str, records: Sequence[Record]) -> list[Block]:
         Line(f"{n}-shot", points([r for r in probes if r.get("shots") == n], "fewshot", "accuracy"), colour)
         for colour, n in enumerate(shots)
     ]
-    more = [curve_chart(f"{name}-shots", "Few-shot accuracy during training", few)]
+    more = [line_chart(f"{name}-shots", "Few-shot accuracy during training", few, unit="percent")]
     for field, title, unit in _TRAINING:
         values = points(records, "train", field)
-        if field not in _ONLY_IF_ANY or any(y for _, y in values):
+        if any(y for _, y in values) if field.startswith("num_") else len(values) > _FEW_POINTS:
             line = Line(title.partition(",")[0], values)
             more.append(line_chart(f"{name}-{field}", title, [line], unit=unit, from_zero=True))
     return charts + [chart for chart in more if chart is not None]
@@ -314,12 +269,11 @@ def overlaid(name: str, trainings: Mapping[str, Sequence[Record]]) -> list[Block
     is_wide = bool(values) and min(values) > 0 and max(values) / min(values) > 100  # else it hides its end
     charts = (
         line_chart(f"{name}-loss", "Training loss", [line for line in loss if line.points], log=is_wide),
-        curve_chart(f"{name}-accuracy", "Accuracy on the scored split", [o for o in scored if o.points]),
+        line_chart(
+            f"{name}-accuracy",
+            "Accuracy on the scored split",
+            [o for o in scored if o.points],
+            unit="percent",
+        ),
     )
     return [chart for chart in charts if chart is not None]
-
-
-def curve_chart(name: str, title: str, lines: Sequence[Line], **options: Any) -> Block | None:
-    """Return a chart of accuracies if one was measured more than once; tables show single ones."""
-    is_curve = any(len(line.points) > 1 for line in lines)
-    return line_chart(name, title, lines, unit="percent", **options) if is_curve else None

@@ -33,6 +33,13 @@ _MAX_CLASSES_IN_NUMBERS, _MAX_CLASSES_IN_COLOURS = 12, 60  # limits for a confus
 _NUM_CONFUSIONS, _NUM_WORST, _NUM_WRONG, _NUM_EXAMPLES, _NUM_LISTED = 12, 5, 4, 12, 200
 _THUMBNAIL = 112  # longer side in pixels
 _MAX_WIDTH, _MAX_PICTURES = 1400, 40
+_ABOUT = {  # pictures of `vitctl inspect`
+    "filters": "the patterns that the first layer looks for, the strongest first",
+    "position_similarity": "how alike two places of the image are to the network",
+    "attention_distance": "how far a head looks from a patch, on average",
+    "rollout": "how much of each patch reaches the answer, through the attention of all blocks",
+    "rollout_sheet": "the images, and beside each the patches that reach the answer",
+}
 
 Counts = Counter[tuple[str, str]]  # images by class and answer
 
@@ -231,7 +238,8 @@ def inspect_pictures(run: Path, budget: Budget) -> tuple[list[Block], list[str]]
         if picture is None:
             problems.append(f"{name}: the page has no room for it")
         else:
-            pictures.append(picture | {"caption": title[:1].upper() + title[1:]})
+            about = f": {_ABOUT[path.stem]}" if path.stem in _ABOUT else ""
+            pictures.append(picture | {"caption": title[:1].upper() + title[1:] + about})
     if len(files) > _MAX_PICTURES:
         problems.append(f"more than {_MAX_PICTURES} pictures; the others are in {INSPECT}/")
     return pictures, problems

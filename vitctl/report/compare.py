@@ -211,9 +211,10 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
             if r.status == "done" and (unverified := unverified_bytes(r))
         ),
         *(
-            f"{folder}: was resumed with a change ({_in_words(r.provenance['changed_on_purpose'])})"
+            f"{folder}: was resumed with a change "
+            f"({'; '.join(map(str, changed)) if isinstance(changed, list) else 'resume --allow'})"
             for folder, r in zip(folders, results, strict=True)
-            if r.provenance.get("changed_on_purpose")
+            if (changed := r.provenance.get("changed_on_purpose"))
         ),
         *(
             f"{folder}: is {r.status}, not done{': ' + r.error if r.error else ''}"
@@ -280,10 +281,6 @@ def _answered(folder: Path, result: RunResult) -> dict[str, bool]:
             place, f"holds {correct:,} right answers to {len(found):,} images, not the result's"
         )
     return found
-
-
-def _in_words(changed: Any) -> str:
-    return "; ".join(map(str, changed)) if isinstance(changed, list) else "resume --allow"
 
 
 def _recorded(result: RunResult) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from vitctl.report.result_tables import (
     repeating_command,
     result_blocks,
     run_table,
-    sweep_block,
+    sweep_table,
     tiles,
     value_text,
     warnings,
@@ -164,7 +164,7 @@ def _render(title: str, runs: Sequence[RunRecords], sweeps: Sequence[SweepRecord
         script=script,
         sweeps=[_sweep(f"sweep{number}", sweep, page) for number, sweep in enumerate(sweeps)],
         overview=group("pair", [run_table(runs, links), *charts]) if len(runs) > 1 else None,
-        runs=[_run(link, run, page) for link, run in zip(links, runs, strict=True)],
+        runs=[_run(link, run, page, folds=len(runs) > 1) for link, run in zip(links, runs, strict=True)],
     ) + "\n"  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def _sweep(link: str, sweep: SweepRecords, page: _Page) -> dict[str, Any]:
     first = sweep.runs[:_MAX_OVERLAID]
     names = shared_words([run.name for run in first]) if first else []
     charts = overlaid(link, {name: run.records for name, run in zip(names, first, strict=True)})
-    blocks = [sweep_block(link, sweep), *_charts(charts)]
+    blocks = [sweep_table(sweep), *_charts(charts)]
     if len(sweep.runs) > _MAX_OVERLAID:
         text = f"The charts show the first {_MAX_OVERLAID} of {len(sweep.runs)} runs."
         blocks.append(paragraph(text, "note"))
@@ -207,7 +207,8 @@ def _sweep(link: str, sweep: SweepRecords, page: _Page) -> dict[str, Any]:
     return {"link": link, "name": sweep.folder.name, "blocks": blocks, "runs": runs}
 
 
-def _run(link: str, run: RunRecords, page: _Page) -> dict[str, Any]:
+def _run(link: str, run: RunRecords, page: _Page, *, folds: bool = False) -> dict[str, Any]:
+    """Return the section of a run; `folds` what its results leave to tell."""
     is_full = page.full_runs > 0
     page.full_runs -= 1
     pictures, unseen = inspect_pictures(run.folder, page.budget)
@@ -219,6 +220,7 @@ def _run(link: str, run: RunRecords, page: _Page) -> dict[str, Any]:
     if _is_scored(run):
         parts |= _answer_parts(run, page)
     parts["Pictures of the network"] = [group("pictures", pictures)] if pictures else []
+    titles = sorted(filter(parts.get, parts), key=("Curves", "Trainings inside").__contains__)  # these last
     origins = run.recipe.origins.values() if run.recipe else ()
     return {
         "link": link,
@@ -227,11 +229,8 @@ def _run(link: str, run: RunRecords, page: _Page) -> dict[str, Any]:
         "error": run.result.error if run.result else "",
         "warnings": warnings(run),
         "tiles": tiles(run.job, run.metrics, run.provenance, run.records),
-        "parts": {
-            title: parts[title]
-            for title in sorted(parts, key=("Curves", "Trainings inside").__contains__)  # these come last
-            if parts[title]
-        },
+        "parts": {title: parts[title] for title in titles if title == "Results" or not folds},
+        "folded": {title: parts[title] for title in titles if title != "Results" and folds},
         "unseen": unseen,
         "is_full": is_full,
         "provenance": provenance_tables(run),

@@ -229,7 +229,12 @@ def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
     for panel in (speed, batch):
         panel.title.set_fontsize(7)
     figure.legend(loc="outside lower center", ncols=min(8, len(models)), fontsize=7, frameon=False)
-    figure.suptitle(_conditions(result), x=0.01, ha="left", fontsize=8, color=PALE)
+    machine = result["machine"]
+    conditions = label_text(
+        f"forward passes, {result['precision']}, {machine['device_name']}, {count_text(cores, core)}, torch "
+        f"{machine['versions']['torch']}, load {machine.get('load', 0):.1f}"
+    )
+    figure.suptitle(conditions, x=0.01, ha="left", fontsize=8, color=PALE)
     return save_figure(figure, path)
 
 
@@ -259,13 +264,3 @@ def number_decades(axis: Any) -> None:
     axis.set_major_locator(LogLocator(10, (1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-
-
-def _conditions(result: Mapping[str, Any]) -> str:
-    machine = result["machine"]
-    cores = f"{count_text(result['cores'], result['core'])}"
-    return label_text(
-        f"forward passes, {result['precision']}, {machine['device_name']}, {cores}, torch "
-        f"{machine['versions']['torch']}, "
-        f"load {machine.get('load', 0):.1f}"
-    )

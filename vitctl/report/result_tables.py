@@ -14,9 +14,8 @@ from vitctl.engine.metrics import METRICS, OF_LABEL_SETS, interval_text, verdict
 from vitctl.jobs.record.result import unverified_bytes
 from vitctl.recipe.known import standing
 from vitctl.recipe.load import leaves
-from vitctl.report.charts import Block, Line, Unit, curve_chart, dot_chart, line_chart, number_text
+from vitctl.report.charts import Block, Line, Unit, line_chart, number_text
 from vitctl.report.run_records import RunRecords, SweepRecords
-from vitctl.report.sweep_table import shared_words
 from vitctl.system.text import count_text, typed
 
 MISSING = "-"  # for a value that was not recorded; a page shows a dash
@@ -106,7 +105,7 @@ def number_of(job: str, metrics: Mapping[str, Any]) -> tuple[str, float | None]:
         return METRICS[metric], _number(metrics.get(metric))
     if isinstance(accuracy, Mapping):
         first = next(iter(accuracy), "")
-        return f"{first}-shot accuracy", _number(accuracy.get(first))
+        return f"{first}{'-shot' * (job == 'fewshot')} accuracy", _number(accuracy.get(first))
     return "accuracy", _number(accuracy)
 
 
@@ -135,6 +134,7 @@ def tiles(
         if key != metrics.get("metric")
         and not (key == "top5_accuracy" and metrics.get("chance", 0) >= 0.2)
         and not (key == "macro_recall" and share(metrics.get(key)) == share(metrics.get("mean_per_class")))
+        and not (key == "mean_per_class" and share(metrics.get(key)) == share(main))  # classes of one size
     ]
     if trained_on := provenance.get("trained_on"):
         shown.append(("trained on", number(trained_on, "steps"), "of these images: see the warning"))
@@ -159,7 +159,7 @@ def warnings(run: RunRecords) -> list[str]:
     """Warn about accuracies that a constant prediction reaches, and about unverified images."""
     if run.status != "done" or run.result is None:
         return []
-    unverified = unverified_bytes(run.result) if run.metrics else ""
+    unverified = unverified_bytes(run.result) if run.metrics and run.job != "export" else ""
     return [text for text in (verdict(run.metrics), unverified) if text]
 
 
@@ -328,77 +328,53 @@ def result_blocks(name: str, run: RunRecords) -> list[Block]:
     """Return the charts and tables of a result; `name` is the prefix of their ids."""
     metrics = run.metrics
     blocks: list[Block | None] = [*result_tables(run.job, metrics, run.provenance)]
-    if run.job == "vtab" and blocks:
-        blocks.insert(0, dot_chart(f"{name}-vtab", "Accuracy on each task", _task_dots(metrics)))
     if run.job == "fewshot" and isinstance(metrics.get("data_sets"), Mapping):
-        blocks.insert(0, _fewshot_chart(name, metrics["data_sets"]))
+        curves = {
+            data_set: tuple(sorted((float(shots), v["accuracy"]) for shots, v in by_shots.items()))
+            for data_set, by_shots in metrics["data_sets"].items()
+        }
+        lines = [Line(*curve, colour, dots=True) for colour, curve in enumerate(curves.items())]
+        style: Mapping[str, Any] = {"x": "images per class", "unit": "percent", "log_x": True}
+        blocks.insert(0, line_chart(f"{name}-shots", "Few-shot accuracy", lines, **style))
     if isinstance(metrics.get("max_difference"), Mapping):
         files = [(kind, f"{value:.1e}") for kind, value in metrics["max_difference"].items()]
         columns = ("format", "largest difference, of the logits' deviation")
         blocks.append(table("Exported files, verified", columns, files))
     if isinstance(metrics.get("calibration_bins"), list):
         filled = [one for one in metrics["calibration_bins"] if one["images"]]
+        found = tuple((100 * one["probability"], one["accuracy"]) for one in filled)
+        exact = Line("accuracy = probability", ((0.0, 0.0), (100.0, 1.0)), 1)
+        style = {"x": "mean probability of the answers, %", "unit": "percent", "from_zero": True}
+        lines = [Line("the answers", found, dots=True), exact]
         bins = [(f"{one['images']:,}", share(one["probability"]), share(one["accuracy"])) for one in filled]
         header = ("images", "mean probability", "accuracy")
-        blocks += [_reliability(name, filled), table("Answers by probability", header, bins)]
+        blocks += [
+            line_chart(f"{name}-bins", "Reliability", lines, **style),
+            table("Answers by probability", header, bins),
+        ]
     made = [block for block in blocks if block is not None]
     return [group("pair", made)] if made else []
 
 
-def _reliability(name: str, bins: Sequence[Mapping[str, Any]]) -> Block | None:
-    """Return the accuracy of each bin of probabilities against its mean probability."""
-    found = tuple((100 * one["probability"], one["accuracy"]) for one in bins)
-    lines = [
-        Line("the answers", found, dots=True),
-        Line("accuracy = probability", ((0.0, 0.0), (100.0, 1.0)), 1),
-    ]
-    x = "mean probability of the answers, %"
-    return line_chart(f"{name}-bins", "Reliability", lines, x=x, unit="percent", from_zero=True)
-
-
-def _fewshot_chart(name: str, data_sets: Mapping[str, Any]) -> Block | None:
-    """Return each data set's accuracy against the number of shots, if there are several."""
-    curves = {
-        data_set: tuple(sorted((float(shots), v["accuracy"]) for shots, v in by_shots.items()))
-        for data_set, by_shots in data_sets.items()
-    }
-    lines = [Line(*curve, colour, dots=True) for colour, curve in enumerate(curves.items())]
-    x = "images per class"
-    return curve_chart(f"{name}-shots", "Few-shot accuracy", lines, x=x, log_x=True)
-
-
-def _task_dots(metrics: Mapping[str, Any]) -> list[tuple[str, dict[str, float]]]:
-    means = {task: ("tasks", task, row["mean"]) for task, row in metrics["tasks"].items()}
-    means |= {f"group {of}": ("groups", of, mean) for of, mean in (metrics.get("groups") or {}).items()}
-    papers = {f"paper, {column}": numbers for column, numbers in (metrics.get("paper") or {}).items()}
-    return [
-        (row, {"this run": value} | {name: p[part][key] for name, p in papers.items() if p[part].get(key)})
-        for row, (part, key, value) in means.items()
-    ]
-
-
-def sweep_block(name: str, sweep: SweepRecords) -> Block:
-    """Return the table of a sweep with a chart of its results; `name` is the prefix of the chart's ids."""
+def sweep_table(sweep: SweepRecords) -> Block:
+    """Return the table of a sweep; the highest result is marked."""
     keys = list(dict.fromkeys(key for row in sweep.rows for key in row["varied"]))
-    values = {row["run"]: value for row in sweep.rows if (value := _number(row.get("value"))) is not None}
-    best = max(values, key=lambda run: values[run], default="")
+    values = [_number(row.get("value")) for row in sweep.rows]
+    best = max((value for value in values if value is not None), default=None)
     rows = [
         (
             row["run"],
             *(value_text(row["varied"].get(key)) for key in keys),
             row.get("status", ""),
-            share(row.get("value")),
+            share(value),
             number(row.get("loss")),
             number(row.get("seconds")),
-            "highest" if row["run"] == best else "",
+            "highest" * (value is not None and value == best),
         )
-        for row in sweep.rows
+        for row, value in zip(sweep.rows, values, strict=True)
     ]
     header = ("run", *keys, "state", "result", "last loss", "seconds", "note")
-    unit: Unit = "percent" if all(0 <= value <= 1 for value in values.values()) else "number"
-    dots = [(run, {"result": v}) for run, v in zip(shared_words([*values]), values.values(), strict=True)]
-    chart = dot_chart(f"{name}-dots", "Result of each run", dots, unit=unit) if len(values) > 1 else None
-    return group("pair", [table("Runs of this sweep", header, rows), *([chart] if chart else [])])
+    return table("Runs of this sweep", header, rows)
 
 
 # Provenance

@@ -17,6 +17,7 @@ INK, PALE, BLUE, GREY = "#222222", "#6b6b6b", "#2a6fbb", "#d9d9d9"
 SERIES = (BLUE, "#c8553d", "#3d8b5f", "#8a5fb0", "#b58a2b", "#5c6b73")
 NOT_INSTALLED = "matplotlib is not installed; pip install 'vitctl[plots]' brings it"
 
+_DARK = {INK: "#e8eaed", PALE: "#a7b0ba", GREY: "#333a42", "#ffffff": "#14171b", "#000000": "#e8eaed"}
 _HEADING, _LINE = 0.46, 0.15  # inches above a figure, and per line of facts
 _LETTERS = 15.5  # letters of the facts per inch
 _FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts")
@@ -169,4 +170,17 @@ def save_figure(figure: Any, path: Path, title: str = "") -> Path:
     with atomic_write(path) as aside, rc_context({"svg.hashsalt": "vitctl"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
         figure.savefig(aside, format=kind, metadata=undated)
+        if kind == "svg":
+            aside.write_text(_follows_dark_mode(aside.read_text("utf-8")), "utf-8")
     return path
+
+
+def _follows_dark_mode(svg: str) -> str:
+    """Return a figure whose ink and paper change places where the reader prefers a dark screen."""
+    rules = "".join(
+        f'[style*="{kind}: {colour}"] {{ {kind}: {dark} !important; }}'
+        for colour, dark in _DARK.items()
+        for kind in ("fill", "stroke")
+    )
+    dark = f"@media (prefers-color-scheme: dark) {{ {rules} }}"
+    return svg.replace("</style>", f" {dark}</style>", 1)

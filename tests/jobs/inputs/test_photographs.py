@@ -1,12 +1,14 @@
 """--data PHOTOS: shards are made once, beside the runs, as `vitctl data shards` makes them."""
 
 import json
+import re
 import shlex
 import shutil
 import tarfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cli.conftest import Vitctl
 from tests.data.conftest import damage
@@ -50,7 +52,9 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
     said = vitctl(*line)
     assert (said.code, said.err) == (0, "")
     folder = made(tmp_path)
-    assert f"PHOTOS: writing its photos as shards to {folder.relative_to(tmp_path)}" in said.out
+    first, second, *_ = said.out.splitlines()
+    assert re.fullmatch(f"finetune: {re.escape(str(pretrained))}, PHOTOS, CPU, (bf16|float32)", first)
+    assert second == f"PHOTOS: writing its photos as shards to {folder.relative_to(tmp_path)}"
     assert unused_files(folder) == ([], [])
     by_hand = vitctl("data", "shards", "PHOTOS", "by-hand")
     assert by_hand.code == 0
@@ -72,7 +76,8 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
     assert (trained["num_train"], trained["num_images"]) == (8, 2)
 
     assert vitctl(*line).code == 0  # the same command again
-    assert vitctl("resume", "runs/a").code == 0
+    resumed = vitctl("resume", "runs/a")  # its data are the shards; the line names what they were made of
+    assert (resumed.code, resumed.out.splitlines()[0]) == (0, first)
     assert state(folder) == times
 
     assert vitctl("verify", "runs/a", "--data", "PHOTOS").code == 0
@@ -233,3 +238,16 @@ def test_finetune__takes_tables_and_tars_and_says_what_is_none(
     for data, advice in (("photos.zip", "cannot be unpacked"), ("PHOTOS/cat", "class folders")):
         said = vitctl("finetune", "--from", pretrained, "--data", data, "--dry-run")
         assert said.code == 2 and advice in said.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.usefixtures("photos")
+def test_device__that_is_not_there_is_refused_before_photos_are_converted(
+    vitctl: Vitctl, pretrained: Path, tmp_path: Path
+) -> None:
+    """Also by `sweep`, which converts them for its first run."""
+    options = ("--from", pretrained, "--data", "PHOTOS", "--set", "machine.device=cuda", "--out", "runs/a")
+    for line in (("finetune",), ("sweep", "finetune", "--lr", "0.1,0.2")):
+        said = vitctl(*line, *options)
+        assert (said.code, said.err.count("\n")) == (2, 1) and "PyTorch finds no GPU" in said.err
+    assert not (tmp_path / "runs").exists()

@@ -146,7 +146,7 @@ def progress_of_steps(
 
 
 def fetch_weights(source: str, *, on_stderr: bool = False) -> None:
-    """Download weights from an address into the cache, with a progress bar; resumes an earlier download.
+    """Download weights from an address into the cache, unless they are there, with a progress bar.
 
     `on_stderr` keeps standard output for results.
     """
@@ -161,4 +161,5 @@ def fetch_weights(source: str, *, on_stderr: bool = False) -> None:
             progress.update(bar, completed=done, total=total)
 
         path = locate(source, partial(fetch, progress=show))
-    console.print(f"{source}: {path}", markup=False, soft_wrap=True)
+    if progress.tasks[0].completed:
+        console.print(f"{source}: {path}", markup=False, soft_wrap=True)

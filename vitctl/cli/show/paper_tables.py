@@ -11,7 +11,6 @@ from vitctl.report.paper_table import (
     SETTINGS,
     Accuracy,
     Gpu,
-    ResultRow,
     cost_text,
     find_gpu,
     result_rows,
@@ -53,7 +52,17 @@ def show_paper_tables(
     if wrong := [target for target in targets if target not in known]:
         raise RecipeError(f"--target {wrong[0]}", f"no such column; known: {', '.join(known) or 'none'}")
     if plot is not None:
-        _check_plot(number, plot)
+        refuse(
+            RecipeError,
+            (
+                number not in PLOTS,
+                f"--plot {plot}",
+                f"only {', '.join(PLOTS)} can be plotted, e.g. `vitctl recipes table fig5 --plot {plot}`",
+            ),
+            (plot.suffix.lower() != ".png", f"--plot {plot}", "should be the name of a .png file"),
+            (not plot.absolute().parent.is_dir(), f"--plot {plot}", f"there is no folder {plot.parent}"),
+            (not can_plot(), "--plot", NOT_INSTALLED),
+        )
     ours = our_results(runs)
     for name in numbers:
         if name in SETTINGS:
@@ -70,33 +79,14 @@ def show_paper_tables(
             f"TPUv3-core-days. EFLOPs: 10^18 operations of the pre-training."
         )
     if number not in SETTINGS:
-        _show_runs(ours, runs)
+        say(
+            f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/; ± "
+            f"is the deviation over seeds, ours of the population; the paper does not say which."
+        )
+        for run in ours.left_out:
+            say(f"left out: {run.run} ({run.recipe}): {run.reason}")
     if plot is not None and number is not None:
         say(f"plot: {PLOTS[number](ours, plot)}")
-
-
-def _check_plot(number: str | None, plot: Path) -> None:
-    refuse(
-        RecipeError,
-        (
-            number not in PLOTS,
-            f"--plot {plot}",
-            f"only {', '.join(PLOTS)} can be plotted, e.g. `vitctl recipes table fig5 --plot {plot}`",
-        ),
-        (plot.suffix.lower() != ".png", f"--plot {plot}", "should be the name of a .png file"),
-        (not plot.absolute().parent.is_dir(), f"--plot {plot}", f"there is no folder {plot.parent}"),
-        (not can_plot(), "--plot", NOT_INSTALLED),
-    )
-
-
-def _show_runs(ours: OurResults, runs: Path) -> None:
-    """Print what the columns "ours" show, and which runs are left out."""
-    say(
-        f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/; ± is "
-        f"the deviation over seeds, ours of the population; the paper does not say which."
-    )
-    for run in ours.left_out:
-        say(f"left out: {run.run} ({run.recipe}): {run.reason}")
 
 
 def _show_tasks(number: str, ours: OurResults) -> None:
@@ -116,7 +106,16 @@ def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: 
     shown = tuple(t for t in targets if t in table.columns) or table.shown or table.columns[:1]
     rows = result_rows(number, shown, ours, gpu)
     has_numbers = any(one.paper is not None for row in rows for one in row.accuracies)
-    all_costs = [_costs(row) for row in rows]
+    all_costs = [
+        {
+            "steps": f"{row.steps:,}" if CONSOLE.width >= WIDE else f"{row.steps / 1000:,.0f}k",
+            "EFLOPs": cost_text(row.exaflops),
+            "paper": cost_text(row.paper_exaflops),
+            "TPU-days": cost_text(row.paper_core_days),
+            "GPU-days": cost_text(row.gpu_days),
+        }
+        for row in rows
+    ]
     costs = [name for name in all_costs[0] if name not in _OPTIONAL or any(c[name] != "-" for c in all_costs)]
     if has_numbers and len(shown) > 1 and CONSOLE.width < WIDE:
         costs = ["EFLOPs"]
@@ -150,16 +149,6 @@ def _kind(number: str) -> str:
 
 
 _OPTIONAL = ("paper", "TPU-days")  # costs that the paper gives for some tables only
-
-
-def _costs(row: ResultRow) -> dict[str, str]:
-    return {
-        "steps": f"{row.steps:,}" if CONSOLE.width >= WIDE else f"{row.steps / 1000:,.0f}k",
-        "EFLOPs": cost_text(row.exaflops),
-        "paper": cost_text(row.paper_exaflops),
-        "TPU-days": cost_text(row.paper_core_days),
-        "GPU-days": cost_text(row.gpu_days),
-    }
 
 
 def _pair(one: Accuracy, digits: int) -> tuple[str, str]:

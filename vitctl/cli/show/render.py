@@ -27,7 +27,7 @@ _VIEWERS = {".gz": "https://ui.perfetto.dev", ".pickle": "https://pytorch.org/me
 _NEXT = {  # job -> the command that often follows
     "pretrain": "finetune --data PHOTOS --from {}",
     "finetune": "predict IMAGES --from {}",
-    **dict.fromkeys(("fewshot", "probe", "vtab", "evaluate"), "report {}"),
+    **dict.fromkeys(("fewshot", "probe", "vtab", "evaluate", "export"), "report {}"),
 }
 _BRIEF = ("progress", "train", "now")  # kinds of records that a terminal shows in the view only
 
@@ -235,7 +235,8 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
     for table in result_tables(job, metrics, used):
         _heading(table["caption"])
         show_table(table["header"], table["rows"], title=table["note"])
-    if rows := tiles(job, metrics, used):
+    # The tables of the others have all scores.
+    if job not in ("fewshot", "probe", "vtab") and (rows := tiles(job, metrics, used)):
         tested = f", test accuracy on {used['test']['split']}" if "test" in metrics else ""
         _heading(f"Scores on {used['split']}{tested}" if "split" in used else "Scores")
         show_table(("", "", ""), rows, left=None)
@@ -255,8 +256,14 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
     for path in sorted(run_dir.glob("**/profile/*")):
         if path.suffix in _VIEWERS:
             say(f"profile: {path}; open it at {_VIEWERS[path.suffix]}")
-    if job in _NEXT:
-        say(f"\nnext: vitctl {_NEXT[job].format(typed(run_dir))}")
+    say(f"\n{next_line(job, run_dir, result.get('files', {}))}")
+
+
+def next_line(job: str, run_dir: Path, files: Mapping[str, str]) -> str:
+    """Return the line that ends a job: the command that often follows it."""
+    if "onnx" in files:
+        return f"next: vitctl predict IMAGES --from {typed(files['onnx'])}"
+    return f"next: vitctl {_NEXT[job].format(typed(run_dir))}"
 
 
 def _heading(text: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from vitctl.cli.show.console import CONSOLE, say, show_table
-from vitctl.cli.show.render import Screen, show_result
+from vitctl.cli.show.render import Screen, next_line, show_result
 from vitctl.data.datasets.converted import Converted
 from vitctl.engine.journal import LOG, RECIPE, RESULT, Record, Report, read_records
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
@@ -28,7 +28,7 @@ from vitctl.recipe.load import Loaded, Override, load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sweep import Sweep, SweepCell
 from vitctl.report.charts import Unit, number_text, points
-from vitctl.report.result_tables import rates_tried
+from vitctl.report.result_tables import number, rates_tried
 from vitctl.report.sweep_table import Outcome, draw_sweep, groups, shared_words
 from vitctl.system.figures import NOT_INSTALLED, can_plot
 from vitctl.system.files import parsing
@@ -61,20 +61,6 @@ def show_list(lines: Sequence[RunLine], root: Path) -> None:
     show_table(header, rows, left=("recipe", "state"))
     total = bytes_text(sum(line.num_bytes for line in lines))
     say(f"{count_text(len(lines), 'run')} in {root}, {total}")
-
-
-def show_converted(converted: Sequence[Converted]) -> None:
-    """Print what was made of the user's data, what was used last first."""
-    if not converted:
-        return
-    sizes = [size_on_disk(one.folder) for one in converted]
-    rows = [
-        (one.folder.name, one.made_of, _ago(one.when), bytes_text(size))
-        for one, size in zip(converted, sizes, strict=True)
-    ]
-    show_table(("converted data", "made of", "used", "size"), rows, left=("made of",))
-    places = " and ".join(dict.fromkeys(str(one.folder.parent) for one in converted))
-    say(f"{bytes_text(sum(sizes))} in {places}; `vitctl runs clean` deletes what no run needs")
 
 
 def show_run(folder: Path) -> None:
@@ -277,30 +263,36 @@ def run_and_show(sweep: Sweep, cells: Sequence[SweepCell], folder: Path, metric:
     if any(outcome.status != "done" for outcome in outcomes):
         print(f"stopped; resume with the same command and --out {folder}", file=sys.stderr)
         raise typer.Exit(3)
-    if test and any(outcome.value is not None for outcome in outcomes):
-        _score_best(outcomes, folder, metric, test)
+    if any(outcome.value is not None for outcome in outcomes):
+        _show_best(outcomes, folder, metric, test)
 
 
-def _score_best(outcomes: Sequence[Outcome], folder: Path, metric: str, test: str) -> None:
+def _show_best(outcomes: Sequence[Outcome], folder: Path, metric: str, test: str) -> None:
     sign = -1 if metric == "loss" else 1
     ranked = sorted(groups(outcomes), key=lambda group: -sign * group.mean)  # stable: the first of equals
     run = folder / next(o.run for o in outcomes if ranked[0].varied.items() <= o.varied.items())
     equal = sum(group.mean == ranked[0].mean for group in ranked)
-    say(f"best: {run.name}" + f", the first of {equal} equal ones" * (equal > 1))
-    loaded = load_recipe(str(run / RECIPE), [Override("data.test_split", test, "the best of a sweep")])
-    prepared = prepare_run(loaded, run)
-    with Screen(run) as screen:
-        launch(run, screen.report, prepared=prepared)
+    if len(ranked) > 1:
+        say(f"best: {run.name}" + f", the first of {equal} equal ones" * (equal > 1))
+    of_test = [Override("data.test_split", test, "the best of a sweep")] if test else []
+    loaded = load_recipe(str(run / RECIPE), of_test)
+    if test:
+        prepared = prepare_run(loaded, run)
+        with Screen(run) as screen:
+            launch(run, screen.report, prepared=prepared)
+    say(f"\n{next_line(loaded.recipe.job, run, {})}")
 
 
 def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
     """Print a line for each run (varied values, metric, last loss, time), then the means over seeds."""
+    are_shares = "loss" not in metric and all(0 <= (one.value or 0) <= 1 for one in outcomes)
+    unit: Unit = "percent" if are_shares else "number"
     rows = [
         (
             name,
             outcome.status,
-            _number(outcome.value, metric),
-            f"{outcome.loss:.4g}" if outcome.loss is not None else "-",
+            number(outcome.value, unit),
+            number(outcome.loss),
             f"{outcome.seconds:,.0f} s" if outcome.seconds else "-",
         )
         for name, outcome in zip(shared_words([o.run for o in outcomes]), outcomes, strict=True)
@@ -311,7 +303,7 @@ def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
     if any(len(group.values) > 1 for group in seeds):
         names = shared_words([group.name for group in seeds])
         means = [
-            (name, _number(group.mean, metric), _number(group.std, metric), str(len(group.values)))
+            (name, number(group.mean, unit), number(group.std, unit), str(len(group.values)))
             for name, group in zip(names, seeds, strict=True)
         ]
         say("")
@@ -346,9 +338,3 @@ def _draw_sweep(sweep: Sweep, outcomes: Sequence[Outcome], folder: Path, metric:
         say(f"plot: {draw_sweep(finished, metric, sweep.note or sweep.name, folder)}")
     else:
         say(f"no plot: {NOT_INSTALLED}")
-
-
-def _number(value: float | None, metric: str) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2%}" if 0 <= value <= 1 and "loss" not in metric else f"{value:,.4g}"

@@ -104,6 +104,12 @@ def keep_record(folder: Path, path: str, state: str) -> None:
     write_json(folder / RECORD, {"made_of": str(Path(path).resolve()), "states": states})
 
 
+def made_of(shards: str) -> str:
+    """Return the path of the user's data that a folder of shards was made of."""
+    made = str(_read(Path(shards) / RECORD).get("made_of", shards))
+    return os.path.relpath(made) if Path(made).is_relative_to(Path.cwd()) else made
+
+
 def _read(record: Path) -> dict[str, list[str]]:
     with suppress(DataError):
         found = read_json(record, limits.INDEX, error=DataError)

@@ -58,7 +58,9 @@ function chart(svg) {
     if (event.key === "Escape") hide();
   });
 }
-for (const svg of document.querySelectorAll("svg.chart")) chart(svg);
+const charts = document.querySelectorAll("svg.chart");
+for (const svg of charts) chart(svg);
+document.getElementById("reading").hidden = !charts.length;
 // A printed page shows what is folded on the screen.
 let folded = [];
 addEventListener("beforeprint", () => { folded = [...document.querySelectorAll("details:not([open])")]; for (const one of folded) one.open = true; });
