@@ -145,17 +145,19 @@ def test_devices__what_the_other_program_cannot_take_is_one_line(
     assert "\n" not in str(told.value)
 
 
-def test_devices__a_missing_package_is_named_with_its_extra() -> None:
+def test_devices__missing_packages_are_named_with_their_extras() -> None:
     """In a process that has no such package, whatever is installed here."""
     program = (
         "from vitctl.recipe import export_formats\n"
-        "find = export_formats.find_spec\n"
-        "export_formats.find_spec = lambda name: None if name == 'executorch' else find(name)\n"
-        "try: export_formats.check_options(['executorch'], '', 'float32', [])\n"
+        "export_formats.find_spec = lambda name: None\n"
+        "try: export_formats.check_options(['executorch', 'onnx', 'litert'], '', 'float32', [])\n"
         "except ValueError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "to = 'executorch' needs executorch; pip install 'vitctl[executorch]'\n"
+    assert done.stdout == (
+        "to = executorch, litert: missing executorch, litert_torch, ai_edge_litert; "
+        "pip install 'vitctl[executorch,litert]'\n"
+    )
 
 
 @pytest.mark.skipif(find_spec("openvino") is None, reason="not installed: pip install 'vitctl[openvino]'")

@@ -26,9 +26,10 @@ _RATE_SECONDS = 3600.0  # window of the time-left estimate; long enough for slow
 _VIEWERS = {".gz": "https://ui.perfetto.dev", ".pickle": "https://pytorch.org/memory_viz"}
 _NEXT = {  # job -> the command that often follows
     "pretrain": "finetune --data PHOTOS --from {}",
-    "finetune": "predict IMAGES --from {}",
+    **dict.fromkeys(("finetune", "export"), "predict IMAGES --from {}"),
     **dict.fromkeys(("fewshot", "probe", "vtab", "evaluate"), "report {}"),
 }
+_READ = ("safetensors", "onnx", "hf", "timm", "torchvision", "google")  # exports that --from takes
 _BRIEF = ("progress", "train", "now")  # kinds of records that a terminal shows in the view only
 
 
@@ -249,14 +250,17 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
     if warning := verdict(metrics):
         CONSOLE.print(f"warning: {warning}", style="bold yellow", soft_wrap=True)
     _heading("Files")
-    for kind, path in result.get("files", {}).items():
+    files = result.get("files", {})
+    for kind, path in files.items():
         say(f"{kind}: {path}")
     say(f"result: {run_dir / RESULT}")
     for path in sorted(run_dir.glob("**/profile/*")):
         if path.suffix in _VIEWERS:
             say(f"profile: {path}; open it at {_VIEWERS[path.suffix]}")
-    if job in _NEXT:
-        say(f"\nnext: vitctl {_NEXT[job].format(typed(run_dir))}")
+    # Of an export the first file that vitctl reads again, if it answers with classes.
+    read = next((Path(path) for kind, path in files.items() if used.get("classes") and kind in _READ), None)
+    if job in _NEXT and (place := read if job == "export" else run_dir):
+        say(f"\nnext: vitctl {_NEXT[job].format(typed(place))}")
 
 
 def _heading(text: str) -> None:
