@@ -110,6 +110,19 @@ def test_devices__take_squares_where_onnx_takes_photographs(
         exported(path, to, folder="alone", **{"export.include_preprocess": True})
 
 
+@pytest.mark.parametrize("to", cells("litert"))
+def test_litert__int8_is_proven_by_accuracy(
+    saved: Saved, exported: Exported, tmp_path: Path, photos: Path, to: str
+) -> None:
+    values = {"export.precision": "int8", "export.max_accuracy_loss": 0.2, "data.path": str(photos)}
+    own = exported(saved(), to, **values)["metrics"]["scores"][to]
+    assert own["same_answers"] >= 0.8 * own["total"] > 0
+    exported(saved(), to, folder="full")
+    narrow, full = (tmp_path / folder / "model.tflite" for folder in ("run", "full"))
+    assert narrow.stat().st_size < full.stat().st_size
+    assert (opened_elsewhere(to, narrow, torch.zeros(2, 3, 32, 32, dtype=torch.uint8))[0] != 0).any()
+
+
 @pytest.mark.parametrize("to", cells("openvino"))
 def test_devices__a_file_that_disagrees_is_not_kept(
     saved: Saved, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str

@@ -121,6 +121,7 @@ _ROWS = (
         writer=f"{_DEVICE}:write_litert",
         prover=f"{_DEVICE}:open_litert",
         is_graph=True,
+        precisions=("float32", "int8"),
         requires=("litert_torch", "ai_edge_litert"),
         in_folder=False,
         reader=_PILLOW,
