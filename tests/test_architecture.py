@@ -1,6 +1,7 @@
 """The structure of the package: what imports what, where tests lie, what may never be called."""
 
 import ast
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -136,11 +137,19 @@ def test_imports__fsdp_only_inside_functions() -> None:
     assert any("torch.distributed.fsdp" in path.read_text() for path in FILES)
 
 
-def test_imports__the_command_line_starts_without_torch() -> None:
-    heavy = ("torch", "numpy", "pydantic", "accelerate", "PIL", "sklearn")
-    code = f"import vitctl.cli.app, sys; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+def test_imports__help_needs_nothing_but_typer() -> None:
+    """Nor slow modules of Python, which would add a quarter to the tenth of a second that it takes."""
+    slow = "multiprocessing.reduction statistics asyncio http.client unittest sqlite3 email"
+    code = (
+        "import sys; before = {*sys.modules}; from vitctl.__main__ import main; sys.argv[1:] = ['--help']\n"
+        "try: main()\n"
+        "finally: new = {*sys.modules} - before; parts = {name.partition('.')[0] for name in new}; "
+        f"print(sorted(parts - sys.stdlib_module_names), sorted(new & {{*{slow.split()}}}), file=sys.stderr)"
+    )
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env=os.environ | {"TERM": "dumb"})
+    assert "All commands" in done.stdout
+    assert done.stderr == "['annotated_doc', 'shellingham', 'typer', 'vitctl'] []\n"
 
 
 @pytest.mark.slow

@@ -37,11 +37,11 @@ def test_as_typed__int8_with_pre_processing(
         (("--fp16", "--int8"), "--fp16 and --int8: a file has one precision; leave one of them out"),
         (
             ("--fp16",),
-            "export.precision = 'float16' is proven by its accuracy on images: give some with --check-data",
+            "--fp16, --int8: 'float16' is proven by its accuracy on images: give some with --check-data",
         ),
         (
             ("--to", "hf", "--features"),
-            "features is for onnx, pt2, openvino, executorch or litert alone; export to onnx, pt2,",
+            "--features: is for onnx, pt2, openvino, executorch or litert alone; export to onnx, pt2,",
         ),
         (("--set", "machine.device=cuda"), "export computes on the CPU in float32"),
         (("--set", "machine.precision=bf16"), "export computes on the CPU in float32"),
@@ -69,6 +69,7 @@ def test_out__a_place_that_cannot_be_written_is_refused_before_the_work(
 def test_out__a_missing_folder_is_made(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
     said = vitctl("export", "--from", pretrained, "--to", "safetensors", "--out", "new/folder/a.safetensors")
     assert (said.code, said.err) == (0, "")
+    assert said.out.endswith("\nnext: vitctl predict IMAGES --from new/folder/a.safetensors\n")
     assert (tmp_path / "new" / "folder" / "a.safetensors").exists()
 
 

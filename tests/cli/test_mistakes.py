@@ -69,6 +69,8 @@ MISTAKES = [
     Mistake(f"{TRAIN} --lr 0", "--lr", "optimizer.lr = 0.0 is not allowed", "greater than 0"),
     Mistake(f"{TRAIN} --epochs 0", "--epochs 0", "should be above 0", "omit --epochs"),
     Mistake(f"{TRAIN} --batch-size -8", "--batch-size", "-8 is not allowed", "greater than or equal to 0"),
+    Mistake("export --from RUN --opset=", "--opset ''", "should be a valid integer", "vitctl export --help"),
+    Mistake(f"{TRAIN} --steps --seed 1", "--steps --seed", "should be a valid", "vitctl finetune --help"),
     Mistake(f"{TRAIN} --steps 2.5", "--steps 2.5", "should be a valid integer", "vitctl finetune --help"),
     Mistake(f"{TRAIN} --epochs 5 --steps 9", "--epochs 5", "both set the length", "give one of them"),
     Mistake(f"{TRAIN} --res 2", "image_size 2", "patch_size 4 is larger", ""),

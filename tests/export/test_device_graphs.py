@@ -110,6 +110,19 @@ def test_devices__take_squares_where_onnx_takes_photographs(
         exported(path, to, folder="alone", **{"export.include_preprocess": True})
 
 
+@pytest.mark.parametrize("to", cells("litert"))
+def test_litert__int8_is_proven_by_accuracy(
+    saved: Saved, exported: Exported, tmp_path: Path, photos: Path, to: str
+) -> None:
+    values = {"export.precision": "int8", "export.max_accuracy_loss": 0.2, "data.path": str(photos)}
+    own = exported(saved(), to, **values)["metrics"]["scores"][to]
+    assert own["same_answers"] >= 0.8 * own["total"] > 0
+    exported(saved(), to, folder="full")
+    narrow, full = (tmp_path / folder / "model.tflite" for folder in ("run", "full"))
+    assert narrow.stat().st_size < full.stat().st_size
+    assert (opened_elsewhere(to, narrow, torch.zeros(2, 3, 32, 32, dtype=torch.uint8))[0] != 0).any()
+
+
 @pytest.mark.parametrize("to", cells("openvino"))
 def test_devices__a_file_that_disagrees_is_not_kept(
     saved: Saved, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
@@ -145,17 +158,19 @@ def test_devices__what_the_other_program_cannot_take_is_one_line(
     assert "\n" not in str(told.value)
 
 
-def test_devices__a_missing_package_is_named_with_its_extra() -> None:
+def test_devices__missing_packages_are_named_with_their_extras() -> None:
     """In a process that has no such package, whatever is installed here."""
     program = (
         "from vitctl.recipe import export_formats\n"
-        "find = export_formats.find_spec\n"
-        "export_formats.find_spec = lambda name: None if name == 'executorch' else find(name)\n"
-        "try: export_formats.check_options(['executorch'], '', 'float32', [])\n"
+        "export_formats.find_spec = lambda name: None\n"
+        "try: export_formats.check_options(['executorch', 'onnx', 'litert'], '', 'float32', [])\n"
         "except ValueError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "to = 'executorch' needs executorch; pip install 'vitctl[executorch]'\n"
+    assert done.stdout == (
+        "to = executorch, litert: missing executorch, litert_torch, ai_edge_litert; "
+        "pip install 'vitctl[executorch,litert]'\n"
+    )
 
 
 @pytest.mark.skipif(find_spec("openvino") is None, reason="not installed: pip install 'vitctl[openvino]'")

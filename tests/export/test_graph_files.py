@@ -300,7 +300,7 @@ def test_onnx__a_loss_of_accuracy_is_refused(
     ("to", "resample", "values", "words"),
     [
         ("onnx", "area", {"export.precision": "int8"}, "is proven by its accuracy on images: give some with"),
-        ("pt2", "area", {"export.precision": "int8"}, "precision = 'int8' is for onnx alone"),
+        ("pt2", "area", {"export.precision": "int8"}, "precision = 'int8' is for onnx or litert alone"),
         (
             "safetensors",
             "area",

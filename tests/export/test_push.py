@@ -33,6 +33,7 @@ class Hub:
     large: dict[str, bytes] = field(default_factory=dict)  # by SHA-256
     sent: list[str] = field(default_factory=list)  # digests, as they came
     refuses: dict[str, int] = field(default_factory=dict)
+    role: str = "write"  # of the token
 
     def answer(self, path: str, body: bytes) -> tuple[int, Any]:
         """Return status and JSON for a POST, or a GET of /api/."""
@@ -45,6 +46,8 @@ class Hub:
             status = 409 if name in self.private else 200
             self.private.setdefault(name, asked["visibility"] == "private")
             return status, {"url": f"{self.url}/{name}"}
+        if path == "/api/whoami-v2":
+            return 200, {"name": "me", "auth": {"accessToken": {"role": self.role}}}
         if path == "/api/validate-yaml":
             return 200, {"errors": [], "warnings": []}
         if path.endswith("/objects/batch"):
@@ -171,11 +174,11 @@ import sys
 from pathlib import Path
 from vitctl.engine.journal import Journal
 from vitctl.errors import VitctlError
-from vitctl.export.push import check_token, push
+from vitctl.export.push import check_hub, push
 files = sorted(Path(sys.argv[1]).iterdir())
 for name in sys.argv[2:]:
     try:
-        check_token(name)
+        check_hub(name)
         push(files, name.strip("+"), name.endswith("+"), Journal(None))
         print("done", name)
     except VitctlError as error:
@@ -208,9 +211,11 @@ def test_push__what_the_hub_refuses_is_one_line(hub: Hub, tmp_path: Path) -> Non
     assert missing.startswith(f"none/a: the hub has no organisation or account none; {kept}; make it there")
     assert public.startswith("me/open: is public already, so nothing was uploaded; add --public")
     [unknown] = pushed(hub, tmp_path, "me/a", HF_TOKEN="hf_wrong")
-    assert unknown.startswith(f"me/a: the hub does not know this token; {kept}; run `hf auth login`")
+    assert unknown.startswith("me/a: the hub does not know this token; run `hf auth login`")
     [nobody] = pushed(hub, tmp_path, "me/a", HF_TOKEN="")
     assert nobody.startswith("me/a: huggingface_hub has no token here; run `hf auth login`")
+    hub.role = "read"
+    assert pushed(hub, tmp_path, "me/a") == [f"me/a: this token may only read; {unknown.partition('; ')[2]}"]
     assert hub.files == {} and hub.sent == []
 
 
@@ -219,7 +224,32 @@ def test_push__without_a_network_is_one_line(hub: Hub, tmp_path: Path, way: str)
     more = {"HF_HUB_OFFLINE": "1"} if way == "offline" else {"HF_ENDPOINT": "http://127.0.0.1:9"}
     [line] = pushed(hub, tmp_path, "me/a", **more)
     text = "HF_HUB_OFFLINE is set" if way == "offline" else "the hub cannot be reached"
-    assert line.startswith(f"me/a: {text}; the files are in")
+    fix = "unset it" if way == "offline" else "connect this machine, or leave out --push and add it later"
+    assert line == f"me/a: {text}; {fix}"
+
+
+def test_push__a_hub_out_of_reach_is_said_before_there_is_a_folder(
+    hub: Hub, saved: Saved, tmp_path: Path
+) -> None:
+    line = ("export", "--from", str(saved()), "--to", "hf", "--push", "me/nano")
+    there = {path.name for path in tmp_path.iterdir()}
+    done = typed(hub, tmp_path, *line, HF_ENDPOINT="http://127.0.0.1:9")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("vitctl: me/nano: the hub cannot be reached; connect this machine")
+    assert {path.name for path in tmp_path.iterdir()} - there <= {"home"}
+
+
+@pytest.mark.slow
+def test_push__the_line_after_a_broken_upload_works(hub: Hub, saved: Saved, tmp_path: Path) -> None:
+    line = ("export", "--from", str(saved()), "--to", "hf", "--push", "me/nano")
+    hub.refuses = {"/api/models/me/nano/commit": 400}
+    done = typed(hub, tmp_path, *line)
+    [folder] = (tmp_path / "runs").iterdir()
+    again = f"--out runs/{folder.name}"
+    assert done.returncode == 2 and f"type the same with {again}: what is uploaded stays" in done.stderr
+    hub.refuses, sent = {}, [*hub.sent]
+    done = typed(hub, tmp_path, *line, *again.split())
+    assert done.returncode == 0 and hub.sent == sent and len(hub.files) == 4
 
 
 @pytest.mark.slow
@@ -227,7 +257,7 @@ def test_push__public_again_and_after_an_interruption(hub: Hub, tmp_path: Path) 
     """What was sent before the commit failed is not sent again, nor is what did not change."""
     hub.refuses = {"/api/models/me/a/commit": 400}
     [line] = pushed(hub, tmp_path, "me/a+")
-    assert line.endswith("run again: what is uploaded stays") and hub.files == {} and len(hub.sent) == 1
+    assert line.endswith(": what is uploaded stays") and hub.files == {} and len(hub.sent) == 1
     hub.refuses = {}
     assert pushed(hub, tmp_path, "me/a+", "me/a+") == ["done me/a+"] * 2
     assert hub.private == {"me/a": False} and len(hub.sent) == 1

@@ -125,7 +125,7 @@ def test_load_recipe__names_every_problem_at_once(tmp_path: Path) -> None:
         ),
         (
             ("[loss]", "[averaging]\ndebias = true\n[loss]"),
-            "averaging: debias does nothing without an average",
+            "averaging.debias does nothing without an average",
         ),
         (("lr = 0.1", "lr = 0"), "a.toml:8: optimizer.lr = 0 is not allowed: input should be greater than 0"),
         (
@@ -426,7 +426,7 @@ def test_load__hsdp_needs_a_number_of_copies() -> None:
 
 def test_load__a_rule_of_a_section_names_the_flag_of_its_key() -> None:
     given = [Override("data.path", "x", "--data"), Override("data.group_by", "(a", "--group-by")]
-    with pytest.raises(RecipeError, match=r"^--group-by: data: group_by = '\(a' is not a regular expression"):
+    with pytest.raises(RecipeError, match=r"^--group-by: '\(a' is not a regular expression"):
         load_recipe("finetune", given)
 
 

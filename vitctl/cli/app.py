@@ -291,7 +291,7 @@ def usage_line(error: Any, arguments: Sequence[str]) -> str:
             break
     options = getattr(getattr(error, "param", None), "opts", ())
     if (value := _value(options, arguments)) != NO_VALUE:
-        message = message.replace(":", f" {value}:", 1)
+        message = message.replace(":", f" {shlex.quote(value)}:", 1)
     context = error.ctx
     words = [word for word in arguments[: 1 + (arguments[0] in GROUPS)] if not word.startswith("-")]
     command = context.command_path if context else " ".join(["vitctl", *words])
@@ -328,7 +328,8 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
         return ""
     word = option.lstrip("-").replace("-", "_").lower()
     command = _Command(context)
-    value = _value([option], arguments, "")
+    value = _value([option], arguments)
+    value = "" if value.startswith("--") else value
     if (flag := "--" + word.replace("_", "-")) in command.parameters:
         return did_you_mean([command.typed(flag, value)])
     if (row := synonym(word)) and (places := [one for one in row.places if command.has(one)]):
@@ -430,11 +431,11 @@ def _known_keys(context: Any) -> list[str]:
     return [key for key in keys if not key.startswith("known.") and key not in unread]
 
 
-def _value(options: Sequence[str], arguments: Sequence[str], bare: str = "true") -> str:
-    """Return an option's last value, after a space or `=`; NO_VALUE if absent, `bare` if it has no value."""
+def _value(options: Sequence[str], arguments: Sequence[str]) -> str:
+    """Return an option's last value, after a space or `=`: the next word; NO_VALUE if absent."""
     found = NO_VALUE
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = argument.partition("=")
         if name in options:
-            found = value if equals else following if following and not following.startswith("--") else bare
+            found = value if equals else following
     return found

@@ -282,7 +282,9 @@ def export(
     *,
     flags: Flags,
     fp16: Annotated[bool, typer.Option("--fp16", help="onnx: write float16; needs --check-data")] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="onnx: write int8; needs --check-data")] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="onnx, litert: write int8; needs --check-data")
+    ] = False,
     recipe: RecipeName = "export",
     out: Annotated[
         Path | None,

@@ -1,6 +1,5 @@
 """`vitctl report`, `vitctl compare`, `vitctl verify` and `vitctl runs`."""
 
-import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -102,6 +101,8 @@ def compare(
 
 def _over_seeds(numbers: Sequence[tuple[str, list[float | str | None]]]) -> Iterator[tuple[str, str, str]]:
     """Yield the mean over seeds and its interval for numbers that differ; shares are clipped to 0 and 1."""
+    from statistics import fmean
+
     from vitctl.engine.metrics import t_interval
 
     for name, values in numbers:
@@ -111,7 +112,7 @@ def _over_seeds(numbers: Sequence[tuple[str, list[float | str | None]]]) -> Iter
             if all(0 <= value <= 1 for value in found):
                 ends = [min(max(end, 0.0), 1.0) for end in ends]
             low, high = (_number(end, name) for end in ends)
-            yield name, _number(statistics.mean(found), name), f"{low} to {high}"
+            yield name, _number(fmean(found), name), f"{low} to {high}"
 
 
 def _number(value: float | str | None, name: str) -> str:

@@ -98,11 +98,20 @@ def open_executorch(_request: ExportRequest, path: Path) -> Opened:
 
 
 def write_litert(request: ExportRequest, folder: Path) -> Written:
-    """Write NAME.tflite for one image a call, with `vitctl.json` after the graph."""
+    """Write NAME.tflite for one image a call, with `vitctl.json` after the graph.
+
+    int8 is by ai-edge-quantizer: weights are stored in it, and activations are rounded by their range in
+    each call, so that nothing is calibrated.
+    """
     file = folder / f"{request.name}.tflite"
     with _foreign("litert-torch", file):
         model, (image,) = _one_image(request.model)
         import_module("litert_torch").convert(model, sample_kwargs={INPUT: image}).export(str(file))
+    if request.precision == "int8":
+        with _foreign("ai-edge-quantizer", file):
+            rules = import_module("ai_edge_quantizer.recipe").dynamic_wi8_afp32()
+            narrower = import_module("ai_edge_quantizer.quantizer").Quantizer(str(file), rules)
+            file.write_bytes(narrower.quantize().quantized_model)
     return _with_metadata(request, file, "ai_edge_litert.interpreter.Interpreter(FILE)")
 
 

@@ -33,7 +33,7 @@ from vitctl.export.proof import (
     run_model,
     score,
 )
-from vitctl.export.push import check_token, push
+from vitctl.export.push import push
 from vitctl.export.resizing import Resizing, ResizingCheck, stored_transform
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
 from vitctl.jobs.record.result import RunResult, data_used
@@ -121,8 +121,6 @@ def export(
     """
     stop = StopFlag() if stop is None else stop
     options = recipe.export
-    if options.push:
-        check_token(options.push)
     found = weights_of(recipe)
     if names := distinct(found.weights.meta.get("class_names") or ()):
         found.weights.meta["class_names"] = list(names)  # other programs distinguish classes by name alone
@@ -179,6 +177,8 @@ def export(
             to, resizing = one.row.name, one.resizing
             place, left = _copied(done, Path(options.file), one.row) if options.file else (done.path, [])
             files[to], metrics["max_difference"][to] = str(place), done.difference
+            if options.web and to == "onnx":
+                files["web"] = str(place.with_suffix(".html"))
             if resizing is not None:
                 metrics["answers_changed"][to] = {"changed": resizing.changed, "total": resizing.total}
             if done.scores:
@@ -205,6 +205,7 @@ def export(
             "precision": options.precision,
             **({"flip_average": True} if options.flip_average else {}),
             **pushed,
+            "classes": config.num_classes,
             "device": "cpu",
             "attention": attention_of(model),
             "versions": versions(),

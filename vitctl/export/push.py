@@ -7,18 +7,22 @@ from typing import TypeVar
 from vitctl.engine.journal import Journal
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.download import LOST, OFFLINE, hub_facts
-from vitctl.system.text import bytes_text, one_line
+from vitctl.system.text import bytes_text, one_line, typed
 
 T = TypeVar("T")
+_LATER = "connect this machine, or leave out --push and add it later"
 _LOGIN = "run `hf auth login` with a token that may write, or set HF_TOKEN"
 
 
-def check_token(repository: str) -> None:
-    """Raise CheckpointError without a token, before any work."""
-    from huggingface_hub import get_token
+def check_hub(repository: str) -> None:
+    """Raise CheckpointError without a hub, or a token that it lets write, before any work."""
+    from huggingface_hub import HfApi, get_token
 
     if get_token() is None:
         raise CheckpointError(repository, "huggingface_hub has no token here", _LOGIN)
+    told = _asked(repository, None, HfApi().whoami)
+    if told.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise CheckpointError(repository, "this token may only read", _LOGIN)
 
 
 def push(files: Sequence[Path], repository: str, public: bool, journal: Journal) -> str:
@@ -54,12 +58,12 @@ def push(files: Sequence[Path], repository: str, public: bool, journal: Journal)
     return page
 
 
-def _asked(repository: str, folder: Path, call: Callable[[], T]) -> T:
+def _asked(repository: str, folder: Path | None, call: Callable[[], T]) -> T:
     try:
         return call()
     except Exception as error:  # of huggingface_hub and of its HTTP library
         status, names = hub_facts(error)
-        owner, kept = repository.partition("/")[0], f"; the files are in {folder}"
+        owner, kept = repository.partition("/")[0], f"; the files are in {folder}" if folder else ""
         if OFFLINE in names:
             raise CheckpointError(repository, f"HF_HUB_OFFLINE is set{kept}", "unset it") from None
         if status == 401:
@@ -69,9 +73,10 @@ def _asked(repository: str, folder: Path, call: Callable[[], T]) -> T:
             raise CheckpointError(
                 repository, what, "give the token that right on its page, or name your own account"
             ) from None
-        if status == 404:
+        if status == 404 and folder:
             what = f"the hub has no organisation or account {owner}{kept}"
             raise CheckpointError(repository, what, "make it there, or correct the name") from None
         lost = not status and names & LOST
         text = "the hub cannot be reached" if lost else one_line(str(error).strip().partition("\n")[0])
-        raise CheckpointError(repository, f"{text}{kept}", "run again: what is uploaded stays") from None
+        fix = f"type the same with --out {typed(folder.parent)}: what is uploaded stays" if folder else _LATER
+        raise CheckpointError(repository, f"{text}{kept}", fix) from None

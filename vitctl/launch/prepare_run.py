@@ -164,6 +164,10 @@ def _prepare(
             check_machine(loaded.recipe)
         if isinstance(loaded.recipe, Evaluate):
             _check_evaluation(loaded.recipe, inputs)
+        if isinstance(loaded.recipe, ExportRecipe) and loaded.recipe.export.push:
+            from vitctl.export.push import check_hub
+
+            check_hub(loaded.recipe.export.push)
         # 4. Write the folder.
         is_trained = isinstance(loaded.recipe, TrainRecipe) and any(run_dir.glob(f"**/{CHECKPOINTS}/{STEPS}"))
         if before is None:

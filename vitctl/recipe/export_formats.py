@@ -121,6 +121,7 @@ _ROWS = (
         writer=f"{_DEVICE}:write_litert",
         prover=f"{_DEVICE}:open_litert",
         is_graph=True,
+        precisions=("float32", "int8"),
         requires=("litert_torch", "ai_edge_litert"),
         in_folder=False,
         reader=_PILLOW,
@@ -204,9 +205,11 @@ def formats_in_words(rows: Iterable[ExportFormat] = _ROWS) -> str:
 def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable[str]) -> None:
     """Raise ValueError for options that the chosen formats do not have; `inside` are those of graphs."""
     chosen = [FORMATS[name] for name in to]
-    for row in chosen:
-        if lacking := [package for package in row.requires if find_spec(package) is None]:
-            raise ValueError(f"to = '{row.name}' needs {lacking[0]}; pip install 'vitctl[{row.name}]'")
+    lacking = [(row.name, name) for row in chosen for name in row.requires if find_spec(name) is None]
+    if lacking:
+        extras, packages = (list(dict.fromkeys(names)) for names in zip(*lacking, strict=True))
+        missing = f"to = {', '.join(extras)}: missing {', '.join(packages)}"
+        raise ValueError(f"{missing}; pip install 'vitctl[{','.join(extras)}]'")
     if file and len(chosen) > 1:
         raise ValueError(f"file = '{file}' takes one format; choose it with --to")
     if file and chosen[0].in_folder:

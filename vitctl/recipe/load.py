@@ -55,6 +55,9 @@ class Override(NamedTuple):
     flag: str = "--set"
 
 
+_OF_FLAG = re.compile(r"^[\w.]+ (= )?(?!and |with )")  # a key that its own flag says already
+
+
 def recipe_folder() -> Path:
     """Return the folder of the shipped recipes: inside the wheel, or next to the package in a checkout."""
     package = Path(__file__).resolve().parents[1]
@@ -336,11 +339,16 @@ def _problem(
             fix = f"set what is in it, e.g. {key}.{inside[0]}"
             return RecipeError(where, f"{key} is a section, not a value", fix)
         case "value_error":
-            said = str(detail["ctx"]["error"])
-            if (named := origins.get(f"{key}.{said.split()[0]}")) in flags:  # the rule names its key first
-                where = str(named)
+            said = str(detail["ctx"]["error"]).removeprefix(f"{key}.")
+            first = said.split()[0]
+            named = origins.get(f"{key}.{first}".lstrip("."), "")  # the rule names its key first
+            where = named if named.startswith(("--", _IN_PYTHON)) else where
             what, _, fix = said.rpartition("; ") if "; " in said else (said, "", "")
             fix += _back(schema, key, what, origins)
+            if where in (named, origins.get(key)) and where.startswith("--") and where != "--set":
+                return RecipeError(where, _OF_FLAG.sub("", what) if named else what, fix)
+            if first in _fields(schema, key.split(".")):
+                return RecipeError(where, f"{key}.{what}", fix)
             return RecipeError(where, f"{key + ': ' if key else ''}{what}", fix)
         case _:
             reason = f"{detail['msg'][0].lower()}{detail['msg'][1:]}"

@@ -923,7 +923,8 @@ class Export(Section):
     )
     precision: Literal["float32", "float16", "int8"] = knob(
         "float32",
-        "onnx: number format of weights and activations; below float32 proven by accuracy on [data]",
+        "onnx, litert (int8): number format of weights and activations; below float32 proven by accuracy on "
+        "[data]",
     )
     opset: int = knob(
         OPSET, f"onnx: operator set, {min(OPSETS)} to {max(OPSETS)}; a smaller one for an older runtime"
@@ -936,7 +937,7 @@ class Export(Section):
         le=1,
     )
     calibration_images: int = knob(
-        128, "int8: images on which the ranges of activations are measured", unit="images", ge=1
+        128, "onnx in int8: images on which the ranges of activations are measured", unit="images", ge=1
     )
     data_licence: str = knob(
         "", "licence of the training images, for the model card (README.md); '': not known"

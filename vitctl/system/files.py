@@ -19,8 +19,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
 from vitctl.errors import LaunchError, RecipeError, VitctlError, explained
 from vitctl.system import limits
 from vitctl.system.address import check_local, value_without_queries
@@ -140,11 +138,13 @@ def sweep(folder: Path, name: str = "*", seconds: float = ABANDONED_SECONDS) -> 
         name: glob pattern for the names of the final files.
         seconds: minimum age; 0 if only this machine writes into the folder.
     """
+    from psutil import pid_exists
+
     for left in folder.glob(f".{name}.*.partial"):
         written_by = _TEMPORARY.fullmatch(left.name)
         with suppress(OSError):
             is_old = time.time() - left.lstat().st_mtime >= seconds
-            if written_by and is_old and not psutil.pid_exists(int(written_by[1])):
+            if written_by and is_old and not pid_exists(int(written_by[1])):
                 left.unlink()
 
 

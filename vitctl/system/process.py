@@ -10,12 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.reduction import DupFd
 from pathlib import Path
 from types import FrameType
 from typing import Any
-
-import psutil
 
 from vitctl.errors import LaunchError
 from vitctl.system import limits
@@ -199,6 +196,8 @@ class MemoryLock:
         self.is_held = False
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.reduction import DupFd
+
         return _attached, (DupFd(self.descriptor),)
 
 
@@ -245,9 +244,13 @@ def mark_start() -> None:
     is_rank = "RANK" in os.environ or os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
     if is_rank and START in os.environ:
         return
-    process = psutil.Process(os.getppid() if is_rank else os.getpid())
-    unique = process.create_time() if is_rank else time.time_ns()
-    os.environ[START] = f"{process.pid} {unique}"
+    if is_rank:
+        import psutil
+
+        parent = psutil.Process(os.getppid())
+        os.environ[START] = f"{parent.pid} {parent.create_time()}"
+    else:
+        os.environ[START] = f"{os.getpid()} {time.time_ns()}"
 
 
 _TOLD_BYTES = 500

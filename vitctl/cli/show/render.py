@@ -29,6 +29,7 @@ _NEXT = {  # job -> the command that often follows
     "finetune": "predict IMAGES --from {}",
     **dict.fromkeys(("fewshot", "probe", "vtab", "evaluate", "export"), "report {}"),
 }
+_READ = ("safetensors", "onnx", "hf", "timm", "torchvision", "google")  # exports that --from takes
 _BRIEF = ("progress", "train", "now")  # kinds of records that a terminal shows in the view only
 
 
@@ -250,19 +251,20 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
     if warning := verdict(metrics):
         CONSOLE.print(f"warning: {warning}", style="bold yellow", soft_wrap=True)
     _heading("Files")
-    for kind, path in result.get("files", {}).items():
+    files = result.get("files", {})
+    for kind, path in files.items():
         say(f"{kind}: {path}")
     say(f"result: {run_dir / RESULT}")
     for path in sorted(run_dir.glob("**/profile/*")):
         if path.suffix in _VIEWERS:
             say(f"profile: {path}; open it at {_VIEWERS[path.suffix]}")
-    say(f"\n{next_line(job, run_dir, result.get('files', {}))}")
+    say(f"\n{next_line(job, run_dir, files if used.get('classes') else {})}")
 
 
 def next_line(job: str, run_dir: Path, files: Mapping[str, str]) -> str:
-    """Return the line that ends a job: the command that often follows it."""
-    if "onnx" in files:
-        return f"next: vitctl predict IMAGES --from {typed(files['onnx'])}"
+    """Return the line that ends a job: the command that often follows it. `files` answer with classes."""
+    if job == "export" and (read := next((path for kind, path in files.items() if kind in _READ), None)):
+        return f"next: vitctl predict IMAGES --from {typed(read)}"
     return f"next: vitctl {_NEXT[job].format(typed(run_dir))}"
 
 
