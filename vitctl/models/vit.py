@@ -56,10 +56,9 @@ class Attention(Attending):
 
     def project(self, tokens: Tensor, turns: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key, value `[..., num_heads, N, D / num_heads]` of tokens; see `rotary_turns`."""
-        heads = (
-            self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).transpose(-4, -2)
-        )  # [..., num_heads, 3, N, Dh]
-        query, key, value = heads.unbind(-3)
+        # Three parts, and then heads: the gradients are put together in the order of the product.
+        parts = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).unbind(-3)  # [..., N, num_heads, Dh]
+        query, key, value = (part.transpose(-3, -2) for part in parts)
         if turns is not None:
             query, key = (turned(one, turns, self.rotary) for one in (query, key))
         return query, key, value
@@ -319,7 +318,7 @@ class VisionTransformer(nn.Module):
         if prefix:
             tokens = torch.cat([*(one.expand(patches.shape[0], -1, -1) for one in prefix), patches], dim=1)
         if positions is not None:
-            tokens = tokens + positions[:1]
+            tokens = tokens + (positions if len(positions) == 1 else positions[:1])
         # Under autocast the patches arrive in bf16; the residual stream has the precision of the weights.
         begun: Tensor = self.norm_pre(self.dropout(tokens.to(self.norm.weight.dtype)))
         return begun
@@ -365,7 +364,7 @@ class VisionTransformer(nn.Module):
     def pooled(self, encoded: Tensor) -> Tensor:
         """Return one vector per image, `[B, pooled_size]`, from the output of `encode`."""
         joined = self.config.token_blocks
-        token = encoded[:, 0] if joined == 1 else encoded[:, :joined].flatten(1)
+        token = (encoded if encoded.shape[1] == joined else encoded[:, :joined]).flatten(1)
         if self.config.classifier == "token":
             return token
         if self.pool is not None:
