@@ -189,6 +189,7 @@ class ByLanes:
         rows = sent(counts, self.runtime.device)
         rows[:, 0] = torch.stack(losses)
         self.runtime.clock.switch(EXCHANGE)
+        total: Tensor
         total, *others = self.lane_sum.table(rows)
         for row in others:  # in the order of the leaves
             total.add_(row)
