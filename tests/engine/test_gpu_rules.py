@@ -224,6 +224,7 @@ def test_micro_batch__no_size_that_is_tried_is_compiled(
 
     monkeypatch.setattr(assemble, "choose_micro_batch", noted("sizes", 4))
     monkeypatch.setattr(assemble, "compile_blocks", noted("compile", 1))
+    monkeypatch.setattr(assemble, "compile_loss", lambda _, loss, **__: loss)
     do(TINY, tmp_path / "run", **{"data.path": str(tiny_data), "machine.compile": True, "machine.workers": 0})
     assert order == ["sizes", "compile"]
 

@@ -28,12 +28,12 @@ from vitctl.engine.computation import (
     gpu_settings,
     versions,
 )
-from vitctl.engine.distillation import Distilled, Teacher
+from vitctl.engine.distillation import Distilled, Teacher, distillation_loss
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import CHECKPOINTS, Journal, run_of
 from vitctl.engine.lanes import ByLanes, LaneSum
 from vitctl.engine.log import RunLog
-from vitctl.engine.losses import Mixing, Objective, classification
+from vitctl.engine.losses import Measured, Mixing, Objective, classification, classification_loss
 from vitctl.engine.optimizer import Average, build_optimizer, trained_names
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.profile import profiled, steps_of
@@ -51,11 +51,12 @@ from vitctl.engine.store import Sender, Store
 from vitctl.engine.trainer import Evaluator, Trainer
 from vitctl.engine.update import AllReduced, Gradients, TrainStep
 from vitctl.errors import LaunchError
-from vitctl.models.blocks import compile_blocks
+from vitctl.models.blocks import compile_blocks, compile_loss
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops
 from vitctl.models.kernels import Narrowed, set_attention
-from vitctl.models.variants import check_recomputed, to_dict
+from vitctl.models.masked_patch import masked_patch_loss
+from vitctl.models.variants import MaskedPatchConfig, check_recomputed, to_dict
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
 
 
@@ -196,10 +197,18 @@ def assembled(
         found = correction(recipe.loss.class_weights, "shuffle", images.train)
         weights = torch.from_numpy(found.factors).to(runtime.device)
     objective = objective or classification(recipe.loss, images.mixing, recipe.seed, weights)
-    loss: Objective = partial(objective, normalise=runtime.normaliser(*colours))
-    if teacher is not None:
+    is_masked = isinstance(model.config, MaskedPatchConfig)
+
+    def loss_by(made: Callable[[Measured], Measured]) -> Objective:
+        measured = made(masked_patch_loss if is_masked else classification_loss)
+        loss: Objective = partial(objective, normalise=runtime.normaliser(*colours), measured=measured)
+        if teacher is None:
+            return loss
         assert isinstance(recipe, Finetune)
-        loss = Distilled(loss, recipe.distillation, teacher, model, colours, runtime)
+        learnt = recipe.distillation, teacher, model, colours, runtime, made(distillation_loss)
+        return Distilled(loss, *learnt)
+
+    loss = loss_by(lambda plain: plain)
 
     # How it is computed. Weights are sharded before the micro-batch is measured, and it is measured on
     # the loss itself.
@@ -216,6 +225,7 @@ def assembled(
     )
     if machine.compile:  # no size that was tried is compiled
         compile_blocks(model, mode=machine.compile)
+        loss = loss_by(partial(compile_loss, model, mode=machine.compile))
     workers = num_workers(machine, runtime.device, runtime.num_processes)
     is_cuda = runtime.device.type == "cuda"
     how = {"attention": kernel, "compile": machine.compile}

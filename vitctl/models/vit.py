@@ -223,7 +223,7 @@ class VisionTransformer(nn.Module):
     class_token: nn.Parameter | None
     position_embedding: nn.Parameter | None
     head: nn.Linear | None
-    compiled_parts: tuple[str, ...] = ("embed", "begin", "represent")  # see `compile_blocks`
+    compiled_parts: tuple[str, ...] = ("embed", "begin", "represent", "answer")  # see `compile_blocks`
 
     def __init__(self, config: ViTConfig, block: Callable[[ViTConfig, float], Block] = EncoderBlock) -> None:
         super().__init__()
@@ -349,10 +349,14 @@ class VisionTransformer(nn.Module):
             if isinstance(module, Attention):
                 module.recomputed = recomputed == "attention"
 
+    def read(self, images: Tensor) -> Tensor:
+        """Return the last block's tokens, or the one that is read, of `images` `[B, 3, H, W]` in [-1, 1]."""
+        reads_one = skips_unused_tokens(self.config) and not self.every_token
+        return self.tokens(self.embed(images), 1 if reads_one else None)
+
     def features(self, images: Tensor) -> Tensor:
         """Return the representation `[B, R]` that feeds the head, of `images` `[B, 3, H, W]` in [-1, 1]."""
-        reads_one = skips_unused_tokens(self.config) and not self.every_token
-        return self.represent(self.tokens(self.embed(images), 1 if reads_one else None))
+        return self.represent(self.read(images))
 
     def represent(self, tokens: Tensor) -> Tensor:
         """Return the representation `[B, R]` of the last block's tokens."""
@@ -372,16 +376,25 @@ class VisionTransformer(nn.Module):
         mean = encoded[:, joined - 1 + self.config.prefix_tokens :].mean(dim=1)
         return torch.cat([token, mean], -1) if self.config.classifier == "token_patches" else mean
 
+    def answer(self, tokens: Tensor) -> Tensor:
+        """Return logits `[B, K]` of the last block's tokens."""
+        assert self.head is not None
+        logits: Tensor = self.head(VisionTransformer.represent(self, tokens))  # one graph of both
+        return logits
+
     def forward(self, images: Tensor) -> Tensor:
         """Return logits `[B, K]` of `[B, 3, H, W]` in [-1, 1]; without a head, their representation."""
-        features = self.features(images)
-        return features if self.head is None else self.head(features)
+        tokens, head = self.read(images), self.head
+        if head is None or head._forward_pre_hooks:  # compiled code would not call what listens to the head
+            features = self.represent(tokens)
+            return features if head is None else head(features)
+        return self.answer(tokens)
 
 
 class HybridTransformer(VisionTransformer):
     """A `VisionTransformer` on the feature map of a headless ResNet V1. Paper: Sections 3.1 and 4.1"""
 
-    compiled_parts = ("begin", "represent")  # the backbone has blocks of its own
+    compiled_parts = ("begin", "represent", "answer")  # the backbone has blocks of its own
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__(config)
