@@ -14,13 +14,14 @@ from pydantic import ValidationError
 from tests.conftest import TINY
 from tests.trained import do
 from vitctl.engine import assemble, computation, runtime
-from vitctl.engine.computation import attention_kernel, exact, gpu_settings, settled
+from vitctl.engine.computation import attention_kernel, exact, gpu_settings, kept_activations, settled
 from vitctl.engine.runtime import Computation, check_gpus, device_and_precision, join
 from vitctl.engine.state import RunState
 from vitctl.errors import CheckpointError, LaunchError, explained
 from vitctl.jobs import training
 from vitctl.launch import doctor
-from vitctl.models.flops import compile_rule, computed_flops
+from vitctl.models.blocks import KEPT
+from vitctl.models.flops import compile_rule, computed_flops, training_memory_bytes
 from vitctl.models.variants import variant
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import NetworkMachine, Pretrain, TrainMachine
@@ -227,6 +228,17 @@ def test_micro_batch__no_size_that_is_tried_is_compiled(
     monkeypatch.setattr(assemble, "compile_loss", lambda _, loss, **__: loss)
     do(TINY, tmp_path / "run", **{"data.path": str(tiny_data), "machine.compile": True, "machine.workers": 0})
     assert order == ["sizes", "compile"]
+
+
+def test_kept_activations__all_where_the_plan_has_room(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A micro-batch whose plan needs more than nine tenths of the card recomputes what is cheap."""
+    needed = training_memory_bytes(B16, 256, "bf16", 2, False)
+    for size, kept in ((needed / 0.9 + 1, 1.0), (needed / 0.9 - 1, KEPT)):
+        card = SimpleNamespace(total_memory=size)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, card=card: card)
+        assert kept_activations(recipe(), gpu, B16, 256) == kept
+    gpu.device = torch.device("cpu")
+    assert kept_activations(recipe(), gpu, B16, 256) == KEPT
 
 
 @pytest.mark.parametrize(

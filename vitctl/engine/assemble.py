@@ -26,6 +26,7 @@ from vitctl.engine.computation import (
     computed,
     draws_noise,
     gpu_settings,
+    kept_activations,
     versions,
 )
 from vitctl.engine.distillation import Distilled, Teacher, distillation_loss
@@ -199,16 +200,16 @@ def assembled(
     objective = objective or classification(recipe.loss, images.mixing, recipe.seed, weights)
     is_masked = isinstance(model.config, MaskedPatchConfig)
 
-    def loss_by(made: Callable[[Measured], Measured]) -> Objective:
-        measured = made(masked_patch_loss if is_masked else classification_loss)
+    def loss_by(made: Callable[[Measured], Measured] | None = None) -> Objective:
+        measured = made and made(masked_patch_loss if is_masked else classification_loss)
         loss: Objective = partial(objective, normalise=runtime.normaliser(*colours), measured=measured)
         if teacher is None:
             return loss
         assert isinstance(recipe, Finetune)
-        learnt = recipe.distillation, teacher, model, colours, runtime, made(distillation_loss)
-        return Distilled(loss, *learnt)
+        asked, learnt = recipe.distillation, made and made(distillation_loss)
+        return Distilled(loss, asked, teacher, model, colours, runtime, learnt)
 
-    loss = loss_by(lambda plain: plain)
+    loss = loss_by()
 
     # How it is computed. Weights are sharded before the micro-batch is measured, and it is measured on
     # the loss itself.
@@ -224,7 +225,9 @@ def assembled(
         recipe, runtime, run.folder, model, loss, lambda n: next(one_batch(micro_batch=n)), share
     )
     if machine.compile:  # no size that was tried is compiled
-        compile_blocks(model, mode=machine.compile)
+        compile_blocks(
+            model, mode=machine.compile, kept=kept_activations(recipe, runtime, model.config, micro_batch)
+        )
         loss = loss_by(partial(compile_loss, model, mode=machine.compile))
     workers = num_workers(machine, runtime.device, runtime.num_processes)
     is_cuda = runtime.device.type == "cuda"

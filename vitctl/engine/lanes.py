@@ -185,8 +185,9 @@ class ByLanes:
             gradients = self.lane_sum.gradients(leaf, parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        counts = torch.tensor(batch_sums(micro_batches, stopped), dtype=torch.float64)
-        rows = sent(counts, self.runtime.device)
+        rows = sent(
+            torch.tensor(batch_sums(micro_batches, stopped), dtype=torch.float64), self.runtime.device
+        )
         rows[:, 0] = torch.stack(losses)
         self.runtime.clock.switch(EXCHANGE)
         total: Tensor

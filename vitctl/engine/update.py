@@ -166,8 +166,8 @@ class AllReduced:
 
     def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Tensor:
         seed_step(self.seed, step, self.runtime.rank)
-        own = [*map(sum, zip(*batch_sums(micro_batches, stopped), strict=True))]
-        sums = sent(torch.tensor(own, dtype=torch.float64), self.runtime.device)
+        own = zip(*batch_sums(micro_batches, stopped), strict=True)
+        sums = sent(torch.tensor([*map(sum, own)], dtype=torch.float64), self.runtime.device)
         with self.runtime.transfer.ahead(micro_batches) as coming:
             for number, batch in enumerate(coming, start=1):
                 with synced(self.model, self.runtime.accelerator, now=number == len(micro_batches)):

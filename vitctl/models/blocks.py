@@ -72,8 +72,8 @@ def zero(*weights: Tensor | None) -> None:
             weight.zero_()
 
 
-# of what torch's compiler would keep for the backward pass; its fused code recomputes the rest at no cost
-_KEPT = 0.9
+# of what torch's compiler would keep for the backward pass; its fused code recomputes the rest at little cost
+KEPT = 0.9
 # Loggers of torch that report missing tools or GPU cores in the middle of a run.
 _ABOUT_MACHINE = ("torch.utils.cpp_extension", "torch._inductor.utils")
 _RECOMPILES = (
@@ -134,15 +134,16 @@ def compile_blocks(
     model: nn.Module,
     backend: str | Callable[..., Any] = "inductor",
     mode: bool | str = True,
+    kept: float = KEPT,
 ) -> int:
     """Compile every outermost `Block` of `model` in place, and return their number.
 
     Equal blocks share one compilation, so a deep network compiles as fast as a shallow one. One batch size is
     compiled for training and one for scoring, the first that comes: code for a fixed size is faster, and the
     last, smaller batch is computed as if nothing were compiled. Cheap operations, such as GELU, are
-    recomputed in the backward pass. Names in the state dictionary do not change. `mode`: of torch, True for
-    its default. `compiled_parts` of a model are methods that are compiled too; of its loss, see
-    `compile_loss`.
+    recomputed in the backward pass, unless `kept` is 1. Names in the state dictionary do not change.
+    `mode`: of torch, True for its default. `compiled_parts` of a model are methods that are compiled too; of
+    its loss, see `compile_loss`.
     """
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
@@ -152,7 +153,7 @@ def compile_blocks(
     dynamo.recompile_limit = max(
         dynamo.recompile_limit, _RECOMPILES
     )  # beyond it torch silently stops compiling
-    functorch.activation_memory_budget = min(functorch.activation_memory_budget, _KEPT)
+    functorch.activation_memory_budget = kept
     # Set by each library for itself otherwise: the order of sums, and who draws the random numbers.
     inductor.deterministic = torch.are_deterministic_algorithms_enabled()
     inductor.fallback_random = False

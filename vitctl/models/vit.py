@@ -349,14 +349,10 @@ class VisionTransformer(nn.Module):
             if isinstance(module, Attention):
                 module.recomputed = recomputed == "attention"
 
-    def read(self, images: Tensor) -> Tensor:
-        """Return the last block's tokens, or the one that is read, of `images` `[B, 3, H, W]` in [-1, 1]."""
-        reads_one = skips_unused_tokens(self.config) and not self.every_token
-        return self.tokens(self.embed(images), 1 if reads_one else None)
-
     def features(self, images: Tensor) -> Tensor:
         """Return the representation `[B, R]` that feeds the head, of `images` `[B, 3, H, W]` in [-1, 1]."""
-        return self.represent(self.read(images))
+        reads_one = skips_unused_tokens(self.config) and not self.every_token
+        return self.represent(self.tokens(self.embed(images), 1 if reads_one else None))
 
     def represent(self, tokens: Tensor) -> Tensor:
         """Return the representation `[B, R]` of the last block's tokens."""
@@ -384,11 +380,13 @@ class VisionTransformer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits `[B, K]` of `[B, 3, H, W]` in [-1, 1]; without a head, their representation."""
-        tokens, head = self.read(images), self.head
-        if head is None or head._forward_pre_hooks:  # compiled code would not call what listens to the head
-            features = self.represent(tokens)
-            return features if head is None else head(features)
-        return self.answer(tokens)
+        if self.head is None:
+            return self.features(images)
+        if self.head._forward_pre_hooks:  # compiled code would not call what listens to the head
+            logits: Tensor = self.head(self.features(images))
+            return logits
+        reads_one = skips_unused_tokens(self.config) and not self.every_token
+        return self.answer(self.tokens(self.embed(images), 1 if reads_one else None))
 
 
 class HybridTransformer(VisionTransformer):
