@@ -1,4 +1,5 @@
-"""What larger and faster trainings would cost in accuracy: moments in bf16, float8, offloaded activations.
+"""What larger and faster trainings would cost in accuracy: moments and residual stream in bf16, float8,
+offloaded activations.
 
     python benchmarks/larger.py [--steps 300] [--seeds 2] [--ways ...] [--out FILE]     # float8 needs torchao
 
@@ -23,7 +24,10 @@ from vitctl.bench.timed_steps import with_training
 from vitctl.engine.trainer import Trainer
 from vitctl.recipe.load import Override, load_recipe
 
-WAYS = ("float32", "bf16", "moments nearest", "moments stochastic", "float8 tensor", "float8 rows", "offload")
+WAYS = (
+    *("float32", "bf16", "bf16 stream", "moments nearest", "moments stochastic"),
+    *("float8 tensor", "float8 rows", "offload"),
+)
 
 
 def rounded(tensor: Tensor, generator: torch.Generator | None) -> None:
@@ -83,10 +87,10 @@ class Offload:
 
 def measured(way: str, seed: int, steps: int) -> dict[str, Any]:
     """Train with one way and return what came of it."""
-    values = {"seed": seed, "schedule.total_steps": steps, "evaluation.every_steps": 0, "log.every_steps": 10}
-    values["schedule.warmup_steps"] = steps // 10
+    values = {"seed": seed, "schedule.total_steps": steps, "evaluation.every_steps": 0}
+    values["schedule.warmup_steps"], values["log.every_steps"] = steps // 10, max(1, steps // 30)
     values |= {"checkpoint.every_steps": 10**6, "log.trace": False}
-    precision = "bf16" if way in ("bf16", "float8 tensor", "float8 rows") else "float32"
+    precision = "bf16" if way.startswith(("bf16", "float8")) else "float32"
     recipe = load_recipe(
         "smoke", [Override(k, v) for k, v in {**values, "machine.precision": precision}.items()]
     )
@@ -99,6 +103,10 @@ def measured(way: str, seed: int, steps: int) -> dict[str, Any]:
             found["layers"] = with_float8(
                 trainer.state.network, "tensorwise" if "tensor" in way else "rowwise"
             )
+        if way == "bf16 stream":  # the residual stream, from the first block's input on
+            network: Any = trainer.state.network
+            begin = network.begin
+            network.begin = lambda *given: begin(*given).bfloat16()
         offload, hooks = Offload(), contextlib.nullcontext()
         if way == "offload":
             hooks = torch.autograd.graph.saved_tensors_hooks(offload.pack, lambda tensor: tensor)  # type: ignore

@@ -102,8 +102,16 @@ def test_lanes__repeat_their_bits_for_any_micro_batch(train: Train) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_attention__each_kernel_attends(kernel: Any, device: str) -> None:
-    """Forward and backward beside float64, at 197 tokens; twice with the same bits."""
+def test_attention__each_kernel_attends(
+    kernel: Any, device: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Forward and backward beside float64, at 197 tokens; twice with the same bits where they are so."""
+    if device == "cpu" and kernel in ("efficient", "cudnn"):
+        pytest.skip("a kernel of GPUs alone")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    repeats = kernel in ("flash", "efficient", "math")
+    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
+    torch.use_deterministic_algorithms(repeats)
     torch.manual_seed(0)
     wide = [torch.randn(2, 3, 197, 64, dtype=torch.float64).requires_grad_() for _ in range(3)]
     mixed = attend(*wide, kernel="math")
@@ -114,7 +122,7 @@ def test_attention__each_kernel_attends(kernel: Any, device: str) -> None:
         mixed = attend(*given, kernel=kernel)
         found.append([mixed.detach(), *torch.autograd.grad(mixed.float().square().sum(), given)])
     for one, again, exact in zip(*found, wanted, strict=True):
-        assert torch.equal(one, again)
+        assert torch.equal(one, again) or not repeats
         assert (one.cpu().double() - exact).abs().max() <= 0.05 * exact.abs().max()
 
 

@@ -28,25 +28,19 @@ def test_launches__one_for_many_tensors_by_the_conditions_of_torch(name: str, ar
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", pytest.param("lamb", marks=pytest.mark.slow)])
-def test_step_of_s16__starts_no_more_kernels_than_timms(optimizer: str) -> None:
-    """In bf16. In float32 a block starts as many; beyond blocks, ours sums and guards what timm does not."""
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
+@pytest.mark.parametrize(("optimizer", "spare"), [("adam", 0), ("lamb", 0), ("sgd", 2)])
+def test_step_of_s16__starts_no_more_kernels_than_timms(optimizer: str, spare: int, precision: str) -> None:
+    """Though ours sums and guards what timm does not; SGD of timm does so little that two are left over."""
     whole = script("launches").whole
-    ours, timms = (whole(side, "S/16", "bf16", optimizer=optimizer) for side in ("ours", "timm"))
-    assert sum(ours.values()) <= sum(timms.values())
-    assert (ours["clip"], ours["average"]) == (13, 8) and ours["optimizer"] <= 24
-    if optimizer == "lamb":
-        return
-    assert sum(ours.values()) == 609
+    ours, timms = (whole(side, "S/16", precision, optimizer=optimizer) for side in ("ours", "timm"))
+    assert sum(ours.values()) <= sum(timms.values()) + spare
+    assert (ours["clip"], ours["average"]) == (11, 4) and ours["optimizer"] <= 24
+    # Three gradients of a block are put together by one kernel; timm's are then copied into another order.
+    assert ours["backward"] < timms["backward"]
 
 
 @pytest.mark.slow
-def test_step__in_float32_and_by_lanes() -> None:
-    launches = script("launches")
-    few, more = (launches.of("ours", "S/16", depth, "float32", optimizer="adam") for depth in (2, 3))
-    theirs = [launches.of("timm", "S/16", depth, "float32", optimizer="adam") for depth in (2, 3)]
-    blocks = [sum(b.totals().values()) - sum(a.totals().values()) for a, b in ((few, more), theirs)]
-    assert blocks[0] == blocks[1]
-    assert sum(few.totals().values()) - sum(theirs[0].totals().values()) <= 35
-    lanes = launches.of("ours", "S/16", 2, "float32", optimizer="adam", lanes=True).totals()
-    assert (lanes["clip"], lanes["average"]) == (13, 8)
+def test_step__by_lanes_clips_and_averages_as_without() -> None:
+    lanes = script("launches").of("ours", "S/16", 2, "float32", optimizer="adam", lanes=True).totals()
+    assert (lanes["clip"], lanes["average"]) == (11, 4)

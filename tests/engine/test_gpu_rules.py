@@ -13,14 +13,22 @@ from pydantic import ValidationError
 
 from tests.conftest import TINY
 from tests.trained import do
-from vitctl.engine import assemble, computation, runtime
-from vitctl.engine.computation import attention_kernel, exact, gpu_settings, settled
+from vitctl.engine import assemble, computation, runtime, trainer
+from vitctl.engine.computation import (
+    attention_kernel,
+    computed_training,
+    exact,
+    gpu_settings,
+    kept_activations,
+    settled,
+)
 from vitctl.engine.runtime import Computation, check_gpus, device_and_precision, join
 from vitctl.engine.state import RunState
 from vitctl.errors import CheckpointError, LaunchError, explained
 from vitctl.jobs import training
 from vitctl.launch import doctor
-from vitctl.models.flops import compile_rule, computed_flops
+from vitctl.models.blocks import KEPT
+from vitctl.models.flops import compile_rule, computed_flops, training_memory_bytes
 from vitctl.models.variants import variant
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import NetworkMachine, Pretrain, TrainMachine
@@ -224,8 +232,48 @@ def test_micro_batch__no_size_that_is_tried_is_compiled(
 
     monkeypatch.setattr(assemble, "choose_micro_batch", noted("sizes", 4))
     monkeypatch.setattr(assemble, "compile_blocks", noted("compile", 1))
+    monkeypatch.setattr(assemble, "compile_loss", lambda _, loss, **__: loss)
     do(TINY, tmp_path / "run", **{"data.path": str(tiny_data), "machine.compile": True, "machine.workers": 0})
     assert order == ["sizes", "compile"]
+
+
+def test_result__names_what_decided_the_bits(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
+    for name, kernel in (("deterministic", "flash"), ("not", "cudnn")):
+        given = recipe(
+            **{"machine.deterministic": name == "deterministic", "machine.compile": "max-autotune"}
+        )
+        said = computed_training(given, gpu, B16)
+        assert said["attention"] == kernel and said["hardware"]["cuDNN"] == "91900"
+        assert said["settings"]["deterministic"] == str(name == "deterministic")
+        assert (said["settings"]["compile"], said["settings"]["cudnn"]) == ("max-autotune", "91900")
+
+
+def test_compile__graphs_beyond_twice_those_of_the_start_are_said(
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scoring needs as many as training at most; more mean that torch compiles for each size or step."""
+    monkeypatch.setattr(assemble, "compile_blocks", lambda *_, **__: 0)
+    monkeypatch.setattr(assemble, "compile_loss", lambda _, loss, **__: loss)
+    for name, later in (("usual", 10), ("many", 11)):
+        found = iter((5, later))
+        monkeypatch.setattr(trainer, "_graphs", lambda found=found: next(found))
+        values = {"data.path": str(tiny_data), "machine.compile": True, "machine.workers": 0}
+        do(TINY, tmp_path / name, **values)
+        text = (tmp_path / name / "log.jsonl").read_text()
+        assert '"graphs": 5' in text
+        assert ("torch compiled 11 graphs, 5 at the start" in text) == (name == "many")
+
+
+def test_kept_activations__all_where_the_plan_has_room(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A micro-batch whose plan needs more than nine tenths of the card recomputes what is cheap."""
+    needed = training_memory_bytes(B16, 256, "bf16", 2, False)
+    for size, kept in ((needed / 0.9 + 1, 1.0), (needed / 0.9 - 1, KEPT)):
+        card = SimpleNamespace(total_memory=size)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, card=card: card)
+        assert kept_activations(recipe(), gpu, B16, 256) == kept
+    gpu.device = torch.device("cpu")
+    assert kept_activations(recipe(), gpu, B16, 256) == KEPT
 
 
 @pytest.mark.parametrize(

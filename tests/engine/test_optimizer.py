@@ -160,7 +160,7 @@ def test_clip__by_value_is_torchs_and_the_norm_is_of_before() -> None:
     ours, theirs = Toy(), Toy()
     for key, grad in gradients()[0].items():
         getattr(ours, key).grad, getattr(theirs, key).grad = torch.tensor(grad), torch.tensor(grad) * 1.5
-    norm, _ = clip_gradients(ours.parameters(), 0.0, max_value=0.3, scale=torch.tensor(1.5))
+    norm, *_ = clip_gradients(ours.parameters(), 0.0, max_value=0.3, scale=torch.tensor(1.5))
     assert norm == pytest.approx(torch.nn.utils.get_total_norm([p.grad for p in theirs.parameters()]).item())
     torch.nn.utils.clip_grad_value_(theirs.parameters(), 0.3)
     for one, two in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -177,7 +177,7 @@ def test_clip__gives_the_bits_of_torch_and_the_norm_of_each_parameter(dtype: tor
     for p in parameters:
         p.grad = torch.randn(p.shape, generator=generator, dtype=dtype)
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm, each = clip_gradients(parameters, 0.0)
+    norm, *each = clip_gradients(parameters, 0.0)
     assert torch.equal(norm, nn.utils.get_total_norm(gradients))
     assert [float(n) for n in each] == [float(torch.linalg.vector_norm(g)) for g in gradients]
 

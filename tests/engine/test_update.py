@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.engine.conftest import LOSS, batch, rows
 from vitctl.data.loader.batches import Batch, take
 from vitctl.engine.optimizer import Average
-from vitctl.engine.update import Result, Sums, TrainStep
+from vitctl.engine.update import Result, TrainStep
 
 Make = Callable[..., TrainStep]
 
@@ -183,8 +183,9 @@ def test_parts__the_exchange_begins_where_the_backward_pass_ends(
 ) -> None:
     """DDP waits at the end of the pass, after the callbacks that were there before."""
     one = trainer(LOSS)
-    one.gradients = lambda backward, step, batches, _stopped: Sums(
-        backward(batches[0], step, processes).double(), *map(torch.tensor, (8.0, 0.0, 0.0, 0.0))
+    counts = torch.tensor([8.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    one.gradients = lambda backward, step, batches, _stopped: torch.cat(
+        [backward(batches[0], step, processes)[None], counts]
     )
     stamps = one.update(0, [batch(8)]).stamps
     exchange = ["exchange"] * waits

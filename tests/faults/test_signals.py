@@ -126,6 +126,7 @@ def pretraining(data: Path) -> tuple[object, ...]:
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What machine.compile does around the compiler stays; the compiler itself is slow, see test_kills.py."""
     monkeypatch.setattr(assemble, "compile_blocks", lambda *_, **__: 0)
+    monkeypatch.setattr(assemble, "compile_loss", lambda _, loss, **__: loss)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,7 @@ def without_signal(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("straight") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assemble, "compile_blocks", lambda *_, **__: 0)
+        patch.setattr(assemble, "compile_loss", lambda _, loss, **__: loss)
         patch.setattr(sys, "argv", ["vitctl", *map(str, pretraining(tiny_data)), "--out", str(folder)])
         with pytest.raises(SystemExit) as ended:
             main()

@@ -176,7 +176,7 @@ def scaled(monkeypatch: pytest.MonkeyPatch, factor: float, only: tuple[int, int]
     """Multiply all gradients by a factor before they are clipped; `only`: one parameter at one step."""
     clip, calls = step_module.clip_gradients, [0]
 
-    def other(parameters: Any, bound: float, **named: Any) -> tuple[Tensor, Tensor]:
+    def other(parameters: Any, bound: float, **named: Any) -> Tensor:
         given = list(parameters)
         calls[0] += 1
         for number, parameter in enumerate(given):

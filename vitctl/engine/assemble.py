@@ -26,15 +26,16 @@ from vitctl.engine.computation import (
     computed,
     draws_noise,
     gpu_settings,
+    kept_activations,
     shard_as,
     versions,
 )
-from vitctl.engine.distillation import Distilled, Teacher
+from vitctl.engine.distillation import Distilled, Teacher, distillation_loss
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import CHECKPOINTS, Journal, run_of
 from vitctl.engine.lanes import ByLanes, LaneSum
 from vitctl.engine.log import RunLog
-from vitctl.engine.losses import Objective, classification
+from vitctl.engine.losses import Measured, Objective, classification, classification_loss
 from vitctl.engine.mixing import Mixing
 from vitctl.engine.optimizer import Average, build_optimizer, trained_names
 from vitctl.engine.preemption import StopFlag
@@ -53,11 +54,12 @@ from vitctl.engine.store import Peers, Sender, Store
 from vitctl.engine.trainer import Evaluator, Trainer
 from vitctl.engine.update import AllReduced, Gradients, TrainStep
 from vitctl.errors import LaunchError
-from vitctl.models.blocks import compile_blocks
+from vitctl.models.blocks import compile_blocks, compile_loss
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops
 from vitctl.models.kernels import Narrowed, set_attention
-from vitctl.models.variants import check_recomputed, to_dict
+from vitctl.models.masked_patch import masked_patch_loss
+from vitctl.models.variants import MaskedPatchConfig, check_recomputed, to_dict
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
 
 
@@ -198,10 +200,18 @@ def assembled(
         found = correction(recipe.loss.class_weights, "shuffle", images.train)
         weights = torch.from_numpy(found.factors).to(runtime.device)
     objective = objective or classification(recipe.loss, images.mixing, recipe.seed, weights)
-    loss: Objective = partial(objective, normalise=runtime.normaliser(*colours))
-    if teacher is not None:
+    is_masked = isinstance(model.config, MaskedPatchConfig)
+
+    def loss_by(made: Callable[[Measured], Measured] | None = None) -> Objective:
+        measured = made and made(masked_patch_loss if is_masked else classification_loss)
+        loss: Objective = partial(objective, normalise=runtime.normaliser(*colours), measured=measured)
+        if teacher is None:
+            return loss
         assert isinstance(recipe, Finetune)
-        loss = Distilled(loss, recipe.distillation, teacher, model, colours, runtime)
+        asked, learnt = recipe.distillation, made and made(distillation_loss)
+        return Distilled(loss, asked, teacher, model, colours, runtime, learnt)
+
+    loss = loss_by()
 
     # How it is computed. Weights are sharded before the micro-batch is measured, and it is measured on
     # the loss itself.
@@ -217,7 +227,10 @@ def assembled(
         recipe, runtime, run.folder, model, loss, lambda n: next(one_batch(micro_batch=n)), share
     )
     if machine.compile:  # no size that was tried is compiled
-        compile_blocks(model, mode=machine.compile)
+        compile_blocks(
+            model, mode=machine.compile, kept=kept_activations(recipe, runtime, model.config, micro_batch)
+        )
+        loss = loss_by(partial(compile_loss, model, mode=machine.compile))
     workers = num_workers(machine, runtime.device, runtime.num_processes)
     is_cuda = runtime.device.type == "cuda"
     how = {"attention": kernel, "compile": machine.compile}

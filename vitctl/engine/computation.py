@@ -22,9 +22,17 @@ from vitctl.engine.runtime import Computation, Runtime, check_same
 from vitctl.engine.schedule import total_steps
 from vitctl.engine.sharding import held, is_sharded, like, local, shard
 from vitctl.errors import CheckpointError, LaunchError
-from vitctl.models.blocks import compile_blocks, train_mode, trainable
+from vitctl.models.blocks import KEPT, compile_blocks, train_mode, trainable
 from vitctl.models.build import Model, draw_parts
-from vitctl.models.flops import compile_rule, computed_flops, cpu_name, forward_flops, installed
+from vitctl.models.flops import (
+    USABLE_SHARE,
+    compile_rule,
+    computed_flops,
+    cpu_name,
+    forward_flops,
+    installed,
+    training_memory_bytes,
+)
 from vitctl.models.kernels import AttentionKernel, attention_rule, set_attention
 from vitctl.models.variants import Config, ViTConfig
 from vitctl.models.weights.later import now
@@ -263,6 +271,16 @@ def settled(recipe: R, runtime: Runtime, config: Config, run_dir: Path, num_imag
 
 
 _MODES = {str(mode): mode for mode in (True, False, "max-autotune", "reduce-overhead")}
+
+
+def kept_activations(recipe: TrainRecipe, runtime: Runtime, config: Config, micro_batch: int) -> float:
+    """Return `kept` of `compile_blocks`: all where the plan has memory for it, by kind of GPU the same."""
+    if runtime.device.type != "cuda":
+        return KEPT
+    how: Any = runtime.precision, OPTIMIZERS[recipe.optimizer.name].slots, recipe.averaging.decay > 0
+    needed = training_memory_bytes(config, micro_batch, *how)
+    room = USABLE_SHARE * torch.cuda.get_device_properties(runtime.device).total_memory
+    return 1.0 if needed <= room else KEPT
 
 
 def choose_micro_batch(

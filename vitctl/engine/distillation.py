@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.losses import Objective, classification_loss
+from vitctl.engine.losses import Measured, Objective, classification_loss
 from vitctl.engine.runtime import Computation, given, sent
 from vitctl.models.build import Model
 from vitctl.recipe.sections import Distillation
@@ -29,7 +29,7 @@ class Distilled:
 
     The teacher, frozen and in evaluation mode, sees the student's pixels, augmented, erased and blended,
     normalised by its mean and std. It computes first, without keeping activations. `colours` are those of the
-    student's images.
+    student's images, `measured` computes what `distillation_loss` does.
 
     Paper: Hinton et al. 2015; Touvron et al. 2021 (DeiT); Beyer et al. 2022 (the same view for both)
     """
@@ -42,8 +42,10 @@ class Distilled:
         student: Model,
         colours: Colours,
         computation: Computation,
+        measured: Measured | None = None,
     ) -> None:
         self._objective, self._asked, self._student = objective, asked, student
+        self._measured = measured or distillation_loss
         self._teacher = teacher.model.requires_grad_(False).eval()
         self._computation = computation
         (mean, std), (its_mean, its_std) = (
@@ -63,14 +65,13 @@ class Distilled:
         def teach(_: nn.Module, inputs: tuple[Tensor]) -> None:
             answers.append(self._answer(inputs[0]))
 
-        def learn(_: nn.Module, inputs: tuple[Tensor], logits: Tensor) -> None:
-            answers.append(inputs[0] if by_features else logits)
+        def learn(_: nn.Module, inputs: tuple[Tensor], logits: Tensor | None = None) -> None:
+            answers.append(inputs[0] if logits is None else logits)
 
-        assert self._student.head is not None
-        hooks = (
-            self._student.register_forward_pre_hook(teach),
-            self._student.head.register_forward_hook(learn),
-        )
+        student, head = self._student, self._student.head
+        assert head is not None
+        heard = head.register_forward_pre_hook if by_features else student.register_forward_hook
+        hooks = student.register_forward_pre_hook(teach), heard(learn)
         try:
             loss = self._objective(model, batch, step)
         finally:
@@ -79,7 +80,7 @@ class Distilled:
         wanted, own = answers
         weights = sent(given(batch).weights, own.device)
         asked = self._asked
-        learnt = distillation_loss(own, wanted, weights, kind=asked.kind, temperature=asked.temperature)
+        learnt = self._measured(own, wanted, weights, kind=asked.kind, temperature=asked.temperature)
         return (1 - asked.weight) * loss + asked.weight * learnt
 
     @torch.no_grad()

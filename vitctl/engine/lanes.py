@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitctl.data.loader.batches import Batch
 from vitctl.data.source.order import Lanes, Tree, subtrees
 from vitctl.engine.runtime import BACKWARD, EXCHANGE, Runtime, seed_step, sent
-from vitctl.engine.update import Backward, Sums, batch_counts, in_order
+from vitctl.engine.update import Backward, batch_sums
 from vitctl.models.blocks import trainable
 
 Tensors = list[Tensor]
@@ -169,7 +169,7 @@ class ByLanes:
     seed: int
     lane_sum: LaneSum
 
-    def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
+    def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Tensor:
         losses: list[Tensor] = []
         parameters = list(trainable(self.model).values())
 
@@ -185,7 +185,13 @@ class ByLanes:
             gradients = self.lane_sum.gradients(leaf, parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        counts = torch.cat([batch_counts([batch], stopped) for batch in micro_batches])
-        rows = torch.cat([torch.stack(losses).double()[:, None], sent(counts, self.runtime.device)], dim=1)
+        rows = sent(
+            torch.tensor(batch_sums(micro_batches, stopped), dtype=torch.float64), self.runtime.device
+        )
+        rows[:, 0] = torch.stack(losses)
         self.runtime.clock.switch(EXCHANGE)
-        return Sums(*in_order([*self.lane_sum.table(rows)]))
+        total: Tensor
+        total, *others = self.lane_sum.table(rows)
+        for row in others:  # in the order of the leaves
+            total.add_(row)
+        return total

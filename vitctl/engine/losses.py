@@ -20,6 +20,7 @@ from vitctl.recipe.sections import Loss
 
 Objective = Callable[[nn.Module, Batch, int], Tensor]
 Normalise = Callable[[Tensor], Tensor]
+Measured = Callable[..., Tensor]  # outputs, labels, ... -> loss
 Smoothing = Literal["spread", "per_class"]
 _MASKED_STREAM = 0x6D7070  # separates these random draws from those of the augmentation
 
@@ -30,13 +31,16 @@ def classify(
     step: int,  # noqa: ARG001 - every objective gets it
     *,
     normalise: Normalise,
+    measured: Measured | None = None,
     **how: Any,
 ) -> Tensor:
-    """Return the summed loss of a batch in supervised training; `how`: see `classification_loss`."""
+    """Return the summed loss of a batch in supervised training; `how`: see `classification_loss`, or what
+    computes the same, `measured`.
+    """
     own = given(batch)
     logits = model(normalise(own.images))
     labels, weights = sent(own.labels, logits.device), sent(own.weights, logits.device)
-    return classification_loss(logits, labels, weights, **how)
+    return (measured or classification_loss)(logits, labels, weights, **how)
 
 
 def predict_masked_patches(
@@ -45,6 +49,7 @@ def predict_masked_patches(
     step: int,
     *,
     normalise: Normalise,
+    measured: Measured | None = None,
     config: MaskedPatchConfig,
     rate: float,
     seed: int,
@@ -61,8 +66,9 @@ def predict_masked_patches(
     streams = [np.random.default_rng((seed, step, int(i), _MASKED_STREAM)) for i in batch.samples]
     drawn = [draw_corruption(num_patches, stream, rate) for stream in streams]
     corrupted, source = (sent(torch.stack(parts), images.device) for parts in zip(*drawn, strict=True))
-    each = masked_patch_loss(model(images, source), targets(images, config), corrupted, config)
-    return (each * sent(own.weights, each.device).to(each.dtype)).sum()
+    weights = sent(own.weights, images.device)
+    found = model(images, source), targets(images, config), corrupted, config, weights
+    return (measured or masked_patch_loss)(*found)
 
 
 def classification_loss(
@@ -139,6 +145,7 @@ def classify_mixed(
     step: int,
     *,
     normalise: Normalise,
+    measured: Measured | None = None,
     mixing: Mixing,
     seed: int,
     **how: Any,
@@ -159,8 +166,9 @@ def classify_mixed(
     usable = weights[:-1] > 0
     logits = model(blended(images, torch.cat((first, images[:-1])), usable, blend))
     lent = usable.to(weights) * (1 - blend.own)
-    loss = classification_loss(logits, labels[1:], weights[1:] * (1 - lent), **how)
-    return loss + classification_loss(logits, labels[:-1], weights[1:] * lent, **how)
+    measured = measured or classification_loss
+    loss = measured(logits, labels[1:], weights[1:] * (1 - lent), **how)
+    return loss + measured(logits, labels[:-1], weights[1:] * lent, **how)
 
 
 def classification(

@@ -224,12 +224,12 @@ def clip_gradients(
     max_value: float = 0.0,
     scale: Tensor | None = None,
     dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """Scale all gradients by `scale`, and then by min(1, max_norm / norm), without the small constant that
     torch adds to the norm; or cut each number to -max_value..max_value.
 
-    If the norm is not finite, gradients are not clipped, to keep the cause visible. No device
-    synchronisation; if parameters are sharded, all processes call this.
+    If the norm is not finite, the gradients are of no use: the step is left out. No device synchronisation;
+    if parameters are sharded, all processes call this.
 
     Args:
         parameters: with gradients; where they are sharded, all processes take part.
@@ -239,24 +239,23 @@ def clip_gradients(
         dtype: for adding squares; None: that of the gradients.
 
     Returns:
-        the global norm before clipping, a scalar in float32 or wider; and the norms `[P]` of the gradients.
+        the global norm before clipping, in float32 or wider, then those of the gradients, `[1 + P]`.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     each = torch.stack(_norms(gradients, dtype)) if gradients else torch.zeros(0)
-    norm, each = full(torch.linalg.vector_norm(each)), full(each)
-    factor = torch.ones_like(norm) if scale is None else scale.to(norm.dtype)
+    norms = torch.cat([full(torch.linalg.vector_norm(each))[None], full(each)])
+    factor = torch.ones_like(norms[0]) if scale is None else scale.to(norms.dtype)
     if scale is not None:
-        norm, each = norm * factor, each * factor
+        norms *= factor
     if max_norm:
-        clipped = factor * torch.clamp(max_norm / norm, max=1.0)
-        factor = torch.where(norm < torch.inf, clipped, factor)
+        factor = factor * torch.clamp(max_norm / norms[0], max=1.0)
     # Reading the factor is free on a CPU; on a GPU it would synchronise.
     if factor.device.type != "cpu" or float(factor) != 1:
         own = [local(gradient) for gradient in gradients]
         torch._foreach_mul_(own, factor.to(own[0].dtype))
     for gradient in gradients if max_value else ():
         local(gradient).clamp_(-max_value, max_value)
-    return norm, each
+    return norms
 
 
 def _norms(gradients: list[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
@@ -318,17 +317,19 @@ class Average:
         self.tensors = {name: p.detach().clone() for name, p in trainable(model).items()}
         first = local(next(iter(self.tensors.values())))
         self.updates = torch.zeros((), dtype=torch.float64, device=first.device)
+        share = torch.float64 if debias else first.dtype
+        self.share = torch.full((), 1.0 - decay, dtype=share, device=first.device)
 
     @torch.no_grad()
     def update(self, model: nn.Module, is_finite: Tensor) -> None:
         """Update after an optimizer step, unless that was skipped. No device synchronisation."""
-        self.updates += is_finite
-        share = torch.full_like(self.updates, 1.0 - self.decay)
+        taken = is_finite * self.share
         if self.debias:
-            share = share / (1.0 - self.decay**self.updates)
+            self.updates += is_finite
+            taken /= 1.0 - self.decay ** self.updates.clamp(min=1)
         own = [local(tensor) for tensor in self.tensors.values()]
         weights = [local(p.detach()) for p in trainable(model).values()]
-        taken = torch.where(is_finite, share, 0.0).to(own[0].dtype)
+        taken = taken.to(own[0].dtype)
         if own[0].device.type in MANY_AT_ONCE:
             way = torch._foreach_sub(weights, own)
             torch._foreach_mul_(way, taken)

@@ -35,7 +35,8 @@ Backward = Callable[[Batch, int, float], Tensor]  # (batch, step, scale of its l
 
 
 class Sums(NamedTuple):
-    """Sums over the global batch, the same on every process: float64 scalars on the device, maybe pending.
+    """Parts of sums over the global batch, float64 `[5]` on the device, maybe pending; on every process the
+    same.
 
     They are the loss, usable images, unusable ones, micro-batches of processes that should stop, and those
     without images because of an outage.
@@ -49,8 +50,8 @@ class Sums(NamedTuple):
 
 
 # Leaves the gradient of a global batch in the parameters, without device synchronisation: (backward, finished
-# steps, this process's share, whether it should stop) -> sums.
-Gradients = Callable[[Backward, int, list[Batch], bool], Sums]
+# steps, this process's share, whether it should stop) -> `Sums`, float64 [5].
+Gradients = Callable[[Backward, int, list[Batch], bool], Tensor]
 
 
 @dataclass
@@ -110,23 +111,23 @@ class TrainStep:
         clock.switch(FORWARD)
         train_mode(self.model)
         with self.holding():
-            sums = self.gradients(self._backward, step, micro_batches, stopped)
+            together = self.gradients(self._backward, step, micro_batches, stopped)
         clock.switch(OPTIMIZER)
+        sums = Sums(*together)
         # More updates may be queued before the host knows that one was lost: they are lost too.
-        self.lost = sums.num_lost if self.lost is None else self.lost + sums.num_lost
-        sums = sums._replace(num_lost=self.lost)
-        to_mean = torch.where(sums.num_images > 0, self.batch_size / sums.num_images, 1.0)
+        self.lost = sums.num_lost if self.lost is None else sums.num_lost.add_(self.lost)
+        to_mean = self.batch_size / sums.num_images.clamp(min=1)  # without images all gradients are 0
         parameters = list(self.network.parameters())
-        norm, each = clip_gradients(
+        norms = clip_gradients(
             parameters, self.clip_norm, max_value=self.clip_value, scale=to_mean, dtype=self.norm_dtype
         )
-        is_finite = (sums.loss + norm) * 0 + sums.num_lost == 0  # 0 * inf is NaN
+        is_finite = torch.addcmul(sums.num_lost, sums.loss, norms[0], value=0) == 0  # 0 * inf is NaN
         lr = self.lr(step)
         with self.changing():
             self._apply(lr, is_finite)
         names = tuple(name for name, p in self.network.named_parameters() if p.grad is not None)
         self.network.zero_grad(set_to_none=True)
-        numbers = torch.cat([torch.stack([*sums, norm.double()]), each.double()])
+        numbers = torch.cat([together, norms.double()])
         stamps = clock.taken()  # before the numbers are sent: whoever has them may read the times, too
         return Update(Fetched(numbers.detach()), lr, names, stamps)
 
@@ -146,7 +147,7 @@ class TrainStep:
             ends = partial(clock.switch, EXCHANGE)
             queue = Variable._execution_engine.queue_callback
             loss.register_hook(lambda _: queue(ends))  # type: ignore[no-untyped-call]
-        torch.autograd.backward(loss * (scale / self.batch_size))
+        torch.autograd.backward(loss, torch.full_like(loss, scale / self.batch_size))
         return loss.detach()
 
     def _apply(self, lr: float, is_finite: Tensor) -> None:
@@ -165,34 +166,22 @@ class AllReduced:
     model: nn.Module
     seed: int
 
-    def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
+    def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Tensor:
         seed_step(self.seed, step, self.runtime.rank)
-        losses = []
+        own = zip(*batch_sums(micro_batches, stopped), strict=True)
+        sums = sent(torch.tensor([*map(sum, own)], dtype=torch.float64), self.runtime.device)
         with self.runtime.transfer.ahead(micro_batches) as coming:
             for number, batch in enumerate(coming, start=1):
                 with synced(self.model, self.runtime.accelerator, now=number == len(micro_batches)):
                     # DDP and FSDP divide the sum by the number of processes.
-                    losses.append(backward(batch, step, self.runtime.num_processes))
-        counts = sent(batch_counts(micro_batches, stopped).sum(dim=0), self.runtime.device)
+                    sums[0].add_(backward(batch, step, self.runtime.num_processes))
         self.runtime.clock.switch(EXCHANGE)
-        return Sums(*self.runtime.add(torch.cat([in_order(losses)[None], counts])))
+        return self.runtime.add(sums)
 
 
-def batch_counts(batches: list[Batch], stopped: bool) -> Tensor:
-    """Return images, unusable ones, stop and outage of each batch, float64 `[batches, 4]` on the host."""
-    rows = [
-        [float(batch.weights.sum()), float(len(batch.bad)), float(stopped), float(bool(batch.outage))]
-        for batch in batches
-    ]
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def in_order(terms: list[Tensor]) -> Tensor:
-    """Sum in float64 from left to right; the order of `sum` depends on the Python release."""
-    total = torch.zeros_like(terms[0], dtype=torch.float64)
-    for term in terms:
-        total = total + term
-    return total
+def batch_sums(batches: list[Batch], stopped: bool) -> list[list[float]]:
+    """Return the `Sums` of each batch, with a loss of 0."""
+    return [[0, float(one.weights.sum()), len(one.bad), stopped, bool(one.outage)] for one in batches]
 
 
 @dataclass(frozen=True)

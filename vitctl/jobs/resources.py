@@ -15,6 +15,7 @@ from vitctl.errors import RecipeError
 from vitctl.jobs.inputs.data import num_lanes
 from vitctl.models.flops import (
     PEAK_TFLOPS,
+    USABLE_SHARE,
     block_parameters,
     converted_bytes,
     count_adapted,
@@ -47,7 +48,6 @@ _PEAKS = {
     "V100": (15.7, 15.7, 7.8),  # no tf32
 }
 Precision = Literal["float32", "tf32", "bf16", "float64"]
-USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
 CPU_SHARE = 0.33  # of the rate of a product, on a CPU: smoke reaches 20 %, S/16 34 %
 RUNTIME_BYTES = 600 * 2**20  # of a process: Python, torch and its libraries; benchmarks/plan_memory.py
 LAUNCHER_BYTES = 640 * 2**20  # of a node with several processes: vitctl and accelerate, measured

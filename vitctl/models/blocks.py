@@ -72,13 +72,16 @@ def zero(*weights: Tensor | None) -> None:
             weight.zero_()
 
 
-# of what torch's compiler would keep for the backward pass; its fused code recomputes the rest at no cost
-_KEPT = 0.9
+# of what torch's compiler would keep for the backward pass; its fused code recomputes the rest at little cost
+KEPT = 0.9
 # Loggers of torch that report missing tools or GPU cores in the middle of a run.
 _ABOUT_MACHINE = ("torch.utils.cpp_extension", "torch._inductor.utils")
 _RECOMPILES = (
     64  # a deep ResNet has units of 16 shapes, each for training, for evaluation and for a last small batch
 )
+
+
+_ENDS = ("represent", "answer")  # compiled parts whose outputs leave the network
 
 
 class Block(nn.Module):
@@ -131,14 +134,16 @@ def compile_blocks(
     model: nn.Module,
     backend: str | Callable[..., Any] = "inductor",
     mode: bool | str = True,
+    kept: float = KEPT,
 ) -> int:
     """Compile every outermost `Block` of `model` in place, and return their number.
 
     Equal blocks share one compilation, so a deep network compiles as fast as a shallow one. One batch size is
     compiled for training and one for scoring, the first that comes: code for a fixed size is faster, and the
     last, smaller batch is computed as if nothing were compiled. Cheap operations, such as GELU, are
-    recomputed in the backward pass. Names in the state dictionary do not change. `mode`: of torch, True for
-    its default. `compiled_parts` of a model are methods that are compiled too.
+    recomputed in the backward pass, unless `kept` is 1. Names in the state dictionary do not change.
+    `mode`: of torch, True for its default. `compiled_parts` of a model are methods that are compiled too; of
+    its loss, see `compile_loss`.
     """
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
@@ -148,7 +153,7 @@ def compile_blocks(
     dynamo.recompile_limit = max(
         dynamo.recompile_limit, _RECOMPILES
     )  # beyond it torch silently stops compiling
-    functorch.activation_memory_budget = min(functorch.activation_memory_budget, _KEPT)
+    functorch.activation_memory_budget = kept
     # Set by each library for itself otherwise: the order of sums, and who draws the random numbers.
     inductor.deterministic = torch.are_deterministic_algorithms_enabled()
     inductor.fallback_random = False
@@ -160,30 +165,50 @@ def compile_blocks(
     for name in _ABOUT_MACHINE if "TORCH_LOGS" not in os.environ else ():
         logging.getLogger(name).setLevel(logging.ERROR)
     sizes = dict[tuple[bool, bool], int]()
-    settings: Any = {"backend": backend, "dynamic": False} | ({} if mode is True else {"mode": mode})
-
-    def compiled(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return _at_one_size(torch.compile(plain, **settings), plain, sizes)
-
     blocks = list(_outermost(model))
     for block in blocks:
-        block._compiled_call_impl = partial(compiled(type(block)._call_impl), block)
+        plain = type(block)._call_impl
+        block._compiled_call_impl = partial(_at_one_size(plain, backend, mode, sizes), block)
     for name in getattr(model, "compiled_parts", ()):
-        setattr(model, name, partial(compiled(getattr(type(model), name)), model))
+        plain, ends = getattr(type(model), name), name in _ENDS
+        setattr(model, name, partial(_at_one_size(plain, backend, mode, sizes, lasts=ends), model))
     for module in model.modules():
         if isinstance(module, nn.GELU):
             module.is_compiled = True  # type: ignore[assignment]  # no tensor
     return len(blocks)
 
 
-def _at_one_size(
-    compiled: Callable[..., Tensor], plain: Callable[..., Tensor], sizes: dict[tuple[bool, bool], int]
+def compile_loss(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    backend: str | Callable[..., Any] = "inductor",
+    mode: bool | str = True,
 ) -> Callable[..., Tensor]:
-    """Return a layer that is compiled for one batch size in training and one in scoring, see `sizes`."""
+    """Return a loss of a compiled model's outputs `[B, ...]`, compiled as its blocks are."""
+    call = _at_one_size(lambda _, *given, **how: loss(*given, **how), backend, mode, {}, lasts=True)
+    return partial(call, model)
 
-    def call(module: nn.Module, tokens: Tensor, *more: Any) -> Tensor:
+
+def _at_one_size(
+    plain: Callable[..., Tensor],
+    backend: str | Callable[..., Any],
+    mode: bool | str,
+    sizes: dict[tuple[bool, bool], int],
+    *,
+    lasts: bool = False,
+) -> Callable[..., Tensor]:
+    """Return a layer that is compiled for one batch size in training and one in scoring, see `sizes`.
+
+    With `lasts` its outputs are read after its next call, which overwrites those of a CUDA graph.
+    """
+    compiled = torch.compile(plain, backend=backend, dynamic=False, mode=None if mode is True else str(mode))
+
+    def call(module: nn.Module, tokens: Tensor, *more: Any, **how: Any) -> Tensor:
         size = sizes.setdefault((module.training, torch.is_grad_enabled()), len(tokens))
-        return (compiled if len(tokens) == size else plain)(module, tokens, *more)
+        if len(tokens) != size:
+            return plain(module, tokens, *more, **how)
+        outputs = compiled(module, tokens, *more, **how)
+        return outputs.clone() if lasts and mode is not True else outputs
 
     return call
 

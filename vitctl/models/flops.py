@@ -105,6 +105,7 @@ _FLOPS_PER_MAC = 2
 FORWARD_AND_BACKWARD = 3  # the backward pass multiplies twice: gradients of inputs and of weights
 _BACKWARD = FORWARD_AND_BACKWARD - 1
 
+USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
 # Bytes of a stored number (weights, gradients, residual stream) and of one inside the matrix products.
 _WIDTHS = {"float32": (4, 4), "tf32": (4, 4), "bf16": (4, 2), "float64": (8, 8)}
 

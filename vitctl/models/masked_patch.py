@@ -76,9 +76,14 @@ def targets(images: Tensor, config: MaskedPatchConfig) -> Tensor:
 
 
 def masked_patch_loss(
-    predictions: Tensor, targets: Tensor, corrupted: Tensor, config: MaskedPatchConfig
+    predictions: Tensor,
+    targets: Tensor,
+    corrupted: Tensor,
+    config: MaskedPatchConfig,
+    weights: Tensor | None = None,
 ) -> Tensor:
-    """Return the loss of each image `[B]`, averaged over its corrupted patches, in float32 or wider.
+    """Return the loss of each image `[B]`, averaged over its corrupted patches, in float32 or wider; with
+    `weights` `[B]` their weighted sum.
 
     Cross-entropy over 512 colours, averaged over the 16 of a downsized patch; or the mean squared error of
     the pixels. `predictions` are `[B, N, outputs]`, `targets` from `targets`; `corrupted` `[B, N]` is true
@@ -90,7 +95,8 @@ def masked_patch_loss(
     else:
         logits = torch.unflatten(predictions, -1, (-1, _LEVELS**3)).movedim(-1, 1)  # [B, 512, N, places]
         each = F.cross_entropy(logits, targets, reduction="none").mean(dim=-1)
-    return (each * corrupted).sum(dim=1) / corrupted.sum(dim=1)
+    each = (each * corrupted).sum(dim=1) / corrupted.sum(dim=1)
+    return each if weights is None else (each * weights.to(each.dtype)).sum()
 
 
 class MaskedPatchTransformer(VisionTransformer):
@@ -98,6 +104,8 @@ class MaskedPatchTransformer(VisionTransformer):
 
     A class token sees everything and predicts nothing. Paper: Appendix B.1.2
     """
+
+    compiled_parts = ("embed", "begin", "answer")
 
     def __init__(self, config: MaskedPatchConfig) -> None:
         super().__init__(config)
@@ -112,8 +120,13 @@ class MaskedPatchTransformer(VisionTransformer):
         patches = self.embed(images)
         if source is not None:
             patches = corrupt(patches, source, self.mask_embedding)
+        return self.answer(self.tokens(patches))
+
+    def answer(self, tokens: Tensor) -> Tensor:
+        """Return the predictions of the last block's tokens."""
         assert self.head is not None
-        predictions: Tensor = self.head(self.encode(patches)[:, self.config.prefix_tokens :])
+        encoded = self.norm(tokens) if self.config.norm_at == "tokens" else tokens
+        predictions: Tensor = self.head(encoded[:, self.config.prefix_tokens :])
         return predictions
 
 

@@ -56,10 +56,9 @@ class Attention(Attending):
 
     def project(self, tokens: Tensor, turns: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key, value `[..., num_heads, N, D / num_heads]` of tokens; see `rotary_turns`."""
-        heads = (
-            self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).transpose(-4, -2)
-        )  # [..., num_heads, 3, N, Dh]
-        query, key, value = heads.unbind(-3)
+        # Three parts, and then heads: the gradients are put together in the order of the product.
+        parts = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).unbind(-3)  # [..., N, num_heads, Dh]
+        query, key, value = (part.transpose(-3, -2) for part in parts)
         if turns is not None:
             query, key = (turned(one, turns, self.rotary) for one in (query, key))
         return query, key, value
@@ -224,7 +223,7 @@ class VisionTransformer(nn.Module):
     class_token: nn.Parameter | None
     position_embedding: nn.Parameter | None
     head: nn.Linear | None
-    compiled_parts: tuple[str, ...] = ("embed", "begin", "represent")  # see `compile_blocks`
+    compiled_parts: tuple[str, ...] = ("embed", "begin", "represent", "answer")  # see `compile_blocks`
 
     def __init__(self, config: ViTConfig, block: Callable[[ViTConfig, float], Block] = EncoderBlock) -> None:
         super().__init__()
@@ -319,7 +318,7 @@ class VisionTransformer(nn.Module):
         if prefix:
             tokens = torch.cat([*(one.expand(patches.shape[0], -1, -1) for one in prefix), patches], dim=1)
         if positions is not None:
-            tokens = tokens + positions[:1]
+            tokens = tokens + (positions if len(positions) == 1 else positions[:1])
         # Under autocast the patches arrive in bf16; the residual stream has the precision of the weights.
         begun: Tensor = self.norm_pre(self.dropout(tokens.to(self.norm.weight.dtype)))
         return begun
@@ -365,7 +364,7 @@ class VisionTransformer(nn.Module):
     def pooled(self, encoded: Tensor) -> Tensor:
         """Return one vector per image, `[B, pooled_size]`, from the output of `encode`."""
         joined = self.config.token_blocks
-        token = encoded[:, 0] if joined == 1 else encoded[:, :joined].flatten(1)
+        token = (encoded if encoded.shape[1] == joined else encoded[:, :joined]).flatten(1)
         if self.config.classifier == "token":
             return token
         if self.pool is not None:
@@ -373,16 +372,27 @@ class VisionTransformer(nn.Module):
         mean = encoded[:, joined - 1 + self.config.prefix_tokens :].mean(dim=1)
         return torch.cat([token, mean], -1) if self.config.classifier == "token_patches" else mean
 
+    def answer(self, tokens: Tensor) -> Tensor:
+        """Return logits `[B, K]` of the last block's tokens."""
+        assert self.head is not None
+        logits: Tensor = self.head(VisionTransformer.represent(self, tokens))  # one graph of both
+        return logits
+
     def forward(self, images: Tensor) -> Tensor:
         """Return logits `[B, K]` of `[B, 3, H, W]` in [-1, 1]; without a head, their representation."""
-        features = self.features(images)
-        return features if self.head is None else self.head(features)
+        if self.head is None:
+            return self.features(images)
+        if self.head._forward_pre_hooks:  # compiled code would not call what listens to the head
+            logits: Tensor = self.head(self.features(images))
+            return logits
+        reads_one = skips_unused_tokens(self.config) and not self.every_token
+        return self.answer(self.tokens(self.embed(images), 1 if reads_one else None))
 
 
 class HybridTransformer(VisionTransformer):
     """A `VisionTransformer` on the feature map of a headless ResNet V1. Paper: Sections 3.1 and 4.1"""
 
-    compiled_parts = ("begin", "represent")  # the backbone has blocks of its own
+    compiled_parts = ("begin", "represent", "answer")  # the backbone has blocks of its own
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__(config)

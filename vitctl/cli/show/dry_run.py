@@ -363,7 +363,7 @@ def _hours(plan: "TrainingPlan") -> str:
 
 
 def _fit(plan: "TrainingPlan") -> str:
-    from vitctl.jobs.resources import USABLE_SHARE
+    from vitctl.models.flops import USABLE_SHARE
 
     return (
         f": does not fit {GPUS[plan.device].memory} GiB ({1 - USABLE_SHARE:.0%} kept free)"
