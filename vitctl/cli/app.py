@@ -31,8 +31,7 @@ from vitctl.cli import (
     serve,
     weights_commands,
 )
-from vitctl.cli.completion import RECIPE_OF
-from vitctl.cli.flags import FLAGS, UNREAD
+from vitctl.cli.flags import FLAGS, RECIPE_OF, UNREAD
 from vitctl.cli.help import Command, Group
 from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import LaunchError, explained

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from vitctl.cli import completion
 from vitctl.cli.flags import MORE, Flags, Set, takes_flags
 
 app = typer.Typer(
@@ -20,7 +19,6 @@ Recipe = Annotated[
         "--recipe",
         "-r",
         help="Recipe of pretrain or finetune, or path of a .toml file; default: in1k_b16",
-        autocompletion=completion.recipes,
     ),
 ]
 Seconds = Annotated[
@@ -57,7 +55,6 @@ def bench_model(
         typer.Argument(
             metavar="NAME",
             help="Model such as S/16 instead of the recipe's; several with --resolutions",
-            autocompletion=completion.models,
         ),
     ] = None,
     recipe: Recipe = None,

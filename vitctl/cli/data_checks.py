@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vitctl.cli import completion
 from vitctl.cli.data_commands import DATA, Columns, Root, app, number_of_workers, shards_of
 from vitctl.cli.flags import Set, Workers, overrides_of
 from vitctl.system.screen import ignore_output_errors
@@ -384,7 +383,6 @@ def show(
             "--recipe",
             "-r",
             help="--augmented: training recipe whose augmentation is shown",
-            autocompletion=completion.recipes,
         ),
     ] = "finetune",
     set_: Set = None,

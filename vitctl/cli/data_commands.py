@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from vitctl.cli import completion
 from vitctl.cli.flags import COLUMNS, MORE, Workers
 from vitctl.system import limits
 from vitctl.system.screen import ignore_output_errors
@@ -461,7 +460,6 @@ def prepare(
         typer.Argument(
             metavar="NAME",
             help="Known data set; vtab: all its data sets whose files are here; or imagenet_real",
-            autocompletion=completion.data_sets,
         ),
     ],
     root: Root = DATA,
@@ -538,7 +536,7 @@ def export_vtab1k(
     ] = "files",
     task: Annotated[
         list[str] | None,
-        typer.Option("--task", help="Only this task; repeatable", autocompletion=completion.tasks),
+        typer.Option("--task", help="Only this task; repeatable"),
     ] = None,
 ) -> None:
     """Copy VTAB-1k losslessly to the layout that other programs read.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from vitctl.cli import completion
 from vitctl.cli.flags import MORE, Flags, Set, check_flags, image_recipe, overrides_of, takes_flags
 from vitctl.system.files import atomic_write, check_free
 from vitctl.system.text import count_text, one_line, typed
@@ -48,7 +47,7 @@ def predict(
     ] = 0.0,
     format_: Annotated[
         str,
-        typer.Option("--format", help="table, csv or jsonl", autocompletion=completion.one_of(FORMATS)),
+        typer.Option("--format", help="table, csv or jsonl"),
     ] = "table",
     out: Annotated[
         Path | None,
@@ -67,7 +66,6 @@ def predict(
         typer.Option(
             "--split",
             help="Split to use, if IMAGES are shards",
-            autocompletion=completion.one_of(completion.SPLITS),
             rich_help_panel=MORE,
         ),
     ] = "",
@@ -264,7 +262,6 @@ def inspect(
             "--from",
             help="Run folder, checkpoint, weights file or address; repeat to compare side by side; default: "
             "newest finished run",
-            autocompletion=completion.runs,
         ),
     ] = None,
     flags: Flags,

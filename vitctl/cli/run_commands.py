@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from vitctl.cli import completion
 from vitctl.system.text import bytes_text
 
 RUNS = Path("runs")
 app = typer.Typer(help="List, inspect, follow and clean up runs.", invoke_without_command=True)
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder", autocompletion=completion.runs)]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder")]
 In = Annotated[Path | None, typer.Option("--in", help="Folder of the runs")]
 
 
@@ -22,7 +21,6 @@ def report(
         typer.Argument(
             metavar="RUNS",
             help="Run folders, the folder of a sweep, or a folder of runs such as quickstart",
-            autocompletion=completion.runs,
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write")] = Path("report.html"),
@@ -60,7 +58,6 @@ def compare(
         typer.Argument(
             metavar="RUNS",
             help="Folders of finished runs; each is compared with the first",
-            autocompletion=completion.runs,
         ),
     ],
 ) -> None:
@@ -130,7 +127,6 @@ def verify(
         typer.Argument(
             metavar="RUN",
             help="Run folder, or the folder of a training run in it",
-            autocompletion=completion.runs,
         ),
     ],
     replay: Annotated[
@@ -215,42 +211,23 @@ def runs(context: typer.Context, in_: In = None) -> None:
     For example: vitctl runs
     Guide: docs/own-data.md
     """
-    if context.invoked_subcommand is None:
-        _list(in_)
-
-
-def _folder(context: typer.Context, in_: Path | None) -> Path | None:
-    """Return --in, given after the command or before it: `vitctl runs --in FOLDER COMMAND`."""
-    return in_ or (context.parent.params["in_"] if context.parent is not None else None)
-
-
-def _list(folder: Path | None) -> None:
+    if context.invoked_subcommand is not None:
+        return
     from vitctl.cli.show.console import say
     from vitctl.cli.show.run_views import show_converted, show_list
     from vitctl.data.datasets.converted import list_converted
     from vitctl.errors import CheckpointError
     from vitctl.launch.listing import list_runs
 
-    if folder is not None and not folder.is_dir():
-        raise CheckpointError(folder, "no such folder", "give the folder of the runs with --in")
-    lines = list_runs(folder or RUNS)
-    if lines:
-        show_list(lines, folder or RUNS)
-    elif folder is None:
-        say(f"no runs in {RUNS} yet; to make one: vitctl pretrain --recipe smoke")
+    folder = in_ or RUNS
+    if in_ is not None and not in_.is_dir():
+        raise CheckpointError(in_, "no such folder", "give the folder of the runs with --in")
+    if lines := list_runs(folder):
+        show_list(lines, folder)
     else:
-        say(f"no runs in {folder}")
-    show_converted(list_converted(folder or RUNS))
-
-
-@app.command("list")
-def list_command(context: typer.Context, in_: In = None) -> None:
-    """List runs, as `vitctl runs` does.
-
-    For example: vitctl runs list --in runs
-    Guide: docs/own-data.md
-    """
-    _list(_folder(context, in_))
+        first = "; to make one: vitctl pretrain --recipe smoke" * (in_ is None)
+        say(f"no runs in {folder}{' yet' * (in_ is None)}{first}")
+    show_converted(list_converted(folder))
 
 
 @app.command()
@@ -285,7 +262,6 @@ def clean(
         typer.Argument(
             metavar="RUNS",
             help="Run folders; default: all that `vitctl runs` lists",
-            autocompletion=completion.runs,
         ),
     ] = None,
     in_: In = None,
@@ -303,7 +279,8 @@ def clean(
     from vitctl.data.datasets.converted import list_converted
     from vitctl.launch.listing import list_runs, unused
 
-    root = _folder(context, in_) or RUNS
+    before = context.parent.params["in_"] if context.parent else None  # `vitctl runs --in FOLDER clean`
+    root = in_ or before or RUNS
     chosen = runs or [line.folder for line in list_runs(root)]
     clean_runs(chosen, [] if runs else unused(list_converted(root), chosen), yes=yes)
 
@@ -312,7 +289,7 @@ def clean(
 def rm(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUNS", help="Run folders", autocompletion=completion.runs),
+        typer.Argument(metavar="RUNS", help="Run folders"),
     ],
 ) -> None:
     """Delete runs, without asking.

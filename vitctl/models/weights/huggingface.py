@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from vitctl.errors import CheckpointError
+from vitctl.errors import CheckpointError, refuse
 from vitctl.models.variants import Config, ViTConfig
 from vitctl.models.weights.download import CONFIG, PREPROCESSOR
 from vitctl.models.weights.json_keys import Keys, Known, checked
@@ -522,14 +522,17 @@ def _describe(
     family: _Family, row: WeightsLayout, view: View, _tensors: Tensors, beside: Beside
 ) -> tuple[Config, dict[str, Any]]:
     kind, patches = beside.config.get("model_type") or family.types[0], view("patch_embedding.weight")
-    if patches is not None and patches.dim() == 2:
-        raise CheckpointError(
+    known = " or ".join(map(repr, family.types))
+    refuse(
+        CheckpointError,
+        (
+            patches is not None and patches.dim() == 2,
             "its images have any aspect ratio (NaFlex), which is not supported",
-            fix="use weights of a fixed size",
-        )
-    if kind not in family.types:
-        known = " or ".join(map(repr, family.types))
-        raise CheckpointError("config.json", f"model_type {one_line(repr(kind))}, only {known} is read")
+            "",
+            "use weights of a fixed size",
+        ),
+        (kind not in family.types, CONFIG, f"model_type {one_line(repr(kind))}, only {known} is read"),
+    )
     whole = checked(CONFIG, beside.config, KEYS)
     config = dict(whole)
     for tower in _TOWER_CONFIGS:
