@@ -199,28 +199,6 @@ def test_problem_type__makes_the_answers_of_the_pipeline(
     assert (sum(found.values()) == pytest.approx(1)) == (num_labels > 1 and "multi" not in str(problem))
 
 
-@pytest.mark.parametrize("to", ["hf", "timm"])
-def test_problem_type__of_a_folder_written_before_it_was_is_the_recorded_loss(
-    plain: ViTConfig, make_weights: Make, tmp_path: Path, to: str
-) -> None:
-    write_weights(make_weights(plain), tmp_path, to)
-    written = json.loads((tmp_path / "config.json").read_text())
-    assert written.pop("problem_type") == "single_label_classification"
-    ours = {"vitctl": {"preprocessing": {"loss": "sigmoid"}}}
-    (tmp_path / "config.json").write_text(json.dumps(written | ours))
-    found = read_weights(tmp_path).meta
-    assert found["loss"] == "sigmoid"
-    assert found["remarks"] == [
-        "config.json has no problem_type: vitctl takes the sigmoid that its vitctl key records, "
-        "other programs take the softmax"
-    ]
-    # As transformers trained it since.
-    stale = written | ours | {"problem_type": "single_label_classification"}
-    (tmp_path / "config.json").write_text(json.dumps(stale))
-    found = read_weights(tmp_path).meta
-    assert not {"loss", "remarks"} & found.keys()
-
-
 @pytest.mark.parametrize(
     ("to", "file", "name", "value"),
     [

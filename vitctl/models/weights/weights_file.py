@@ -66,7 +66,6 @@ _OURS = Known(
     {
         "an object": ("vitctl", "vitctl.preprocessing"),
         "a whole number above 0": ("vitctl.num_heads",),
-        "a number above 0": ("vitctl.preprocessing.temperature",),
         "a whole number": _COUNTS,
         "a text": ("problem_type",),
     },
@@ -203,41 +202,26 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors, which: str)
     model = build(config, device="meta").state_dict()
     table = row.table(getattr(config, "num_heads", 1))
     state = to_ours(tidy, rules_for(table, model), model)
-    meta |= {"format": row.name, **licence, **_recorded_loss(told, config)}
+    meta |= {"format": row.name, **licence, **_recorded_loss(told.get("problem_type"), config)}
     said, is_alone = ours.get("preprocessing", {}), not {"model_type", "architecture"} & told.keys()
     kept = {name: said[name] for name in _OURS_ALONE + _OURS_INSTEAD * is_alone if name in said}
     if assumed := [name for name in meta.pop("assumed", ()) if name not in kept]:
         meta["assumed"] = assumed
-    usual, found = activation_of({}, rows), activation_of(meta, rows)
-    if rows and found != usual and not told.get("problem_type"):
-        text = f"{CONFIG} has no problem_type: vitctl takes the {found} that its vitctl key records"
-        meta |= {"remarks": [f"{text}, other programs take the {usual}", *meta.get("remarks", ())]}
     if chosen:
         meta |= {"remarks": [chosen, *meta.get("remarks", ())], "averaged": is_averaged}
-    return Weights(config, state, meta | kept | _exported_temperature(ours, state))
+    return Weights(config, state, meta | kept)
 
 
-def _recorded_loss(told: Mapping[str, Any], config: Config) -> dict[str, str]:
+def _recorded_loss(problem: str | None, config: Config) -> dict[str, str]:
     """Return the loss of the head's training from config.json. Raises CheckpointError."""
-    problem = told.get("problem_type")
     if config.num_classes and problem not in (None, *_LOSSES):
         raise CheckpointError(
             CONFIG,
             f"problem_type {problem!r}, only {' and '.join(_LOSSES)} are read, whose outputs are classes",
             "to train another head on its body, remove the key first",
         )
-    loss = _LOSSES.get(problem) if problem else told.get("vitctl", {}).get("preprocessing", {}).get("loss")
+    loss = _LOSSES.get(problem or "")
     return {"loss": loss} if loss else {}
-
-
-def _exported_temperature(ours: Mapping[str, Any], state: Tensors) -> dict[str, Any]:
-    """Return the temperature in an older export's config.json; empty if it is for other weights."""
-    said = ours.get("preprocessing", {})
-    if said.get("temperature") is None or any(tensor.is_meta for tensor in state.values()):
-        return {}
-    if ours.get("weights_sha256") != weights_digest(state):
-        return {}
-    return {key: said[key] for key in ("temperature", "temperature_sha256") if key in said}
 
 
 def _numbers(tensor: Tensor) -> Tensor:
