@@ -155,7 +155,10 @@ def main() -> None:
     mark_start()
     try:
         with interrupt_on_signals():
-            _check_folder()
+            try:
+                os.getcwd()
+            except FileNotFoundError:  # MKL would kill the process
+                raise LaunchError("the working folder was removed", fix="go to another one with cd") from None
             sys.argv[1:] = without_queries(*sys.argv[1:])
             code = app(prog_name="vitctl", standalone_mode=False)
             sys.stdout.flush()
@@ -182,14 +185,6 @@ def main() -> None:
     restore_output()
     _discard_unwritten()
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _check_folder() -> None:
-    """Refuse a deleted working folder: MKL would kill the process."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise LaunchError("the working folder was removed", fix="go to another one with cd") from None
 
 
 def _report_error(error: Exception) -> int:
@@ -342,19 +337,16 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
         return f"vitctl has no such setting{row.remark}"
     if places := command.ending(word):
         return did_you_mean(command.typed(place, value) for place in places[:MOST])
-    if command.keys and row and (others := _jobs_with(row.places)):
-        commands = " and ".join(f"`vitctl {job}`" for job in others[:2])
-        return f"it is {row.here} of {commands}{row.remark}"
+    if command.keys and row:
+        from vitctl.recipe.load import every_key
+        from vitctl.recipe.schema import JOBS
+
+        keys = {place.partition("=")[0] for place in row.places}
+        others = [f"`vitctl {job}`" for job, schema in JOBS.items() if keys & {*every_key(schema)}]
+        if others:
+            return f"it is {row.here} of {' and '.join(others[:2])}{row.remark}"
     near = one_edit_away(word, command.words)
     return did_you_mean(command.typed(command.words[one], NO_VALUE) for one in near[:MOST])
-
-
-def _jobs_with(places: Sequence[str]) -> list[str]:
-    from vitctl.recipe.load import every_key
-    from vitctl.recipe.schema import JOBS
-
-    keys = {place.partition("=")[0] for place in places}
-    return [job for job, schema in JOBS.items() if keys & {*every_key(schema)}]
 
 
 class _Command:

@@ -555,20 +555,23 @@ _MAY_BE_EMPTY = ("--split", "--labels")
 
 def check_flags(flags: Flags) -> None:
     """Refuse empty flags, e.g. from an unset shell variable, and contradictory flags. Raises RecipeError."""
-    from vitctl.errors import RecipeError
+    from vitctl.errors import RecipeError, refuse
 
-    for flag, (_, value) in flags.items():
-        if flag not in _MAY_BE_EMPTY and value == "":
-            raise RecipeError(f"{flag} ''", "is empty", f"give a value, or leave {flag} out")
-    given = [flag for flag in ("--data", "--dataset", "--synthetic") if flag in flags]
-    if len(given) > 1 and given != ["--dataset", "--synthetic"]:
-        raise RecipeError(
-            f"{given[0]} and {given[1]}", "both name the source of the images", "leave one of them out"
-        )
+    empty = next((flag for flag in flags if flag not in _MAY_BE_EMPTY and value_of(flags, flag) == ""), "")
+    sources = [flag for flag in ("--data", "--dataset", "--synthetic") if flag in flags]
     steps, epochs = value_of(flags, "--steps"), value_of(flags, "--epochs")
-    if steps is not None and epochs is not None:
-        shown = str(epochs).removesuffix(".0")
-        raise RecipeError(f"--steps {steps} and --epochs {shown} both set the length", fix="give one of them")
+    both = f"--steps {steps} and --epochs {str(epochs).removesuffix('.0')} both set the length"
+    refuse(
+        RecipeError,
+        (empty, f"{empty} ''", "is empty", f"give a value, or leave {empty} out"),
+        (
+            len(sources) > 1 and sources != ["--dataset", "--synthetic"],
+            " and ".join(sources[:2]),
+            "both name the source of the images",
+            "leave one of them out",
+        ),
+        (steps is not None and epochs is not None, both, "", "give one of them"),
+    )
     for flag, length in (("--steps", steps), ("--epochs", epochs)):
         if isinstance(length, int | float) and length <= 0:
             raise RecipeError(

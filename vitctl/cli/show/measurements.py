@@ -3,7 +3,7 @@
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,11 +90,7 @@ def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None) ->
     if member is not None and member.rank > 0:
         return
     result = {"recipe": name, "seconds_asked": options.seconds, "set": list(options.sets), **result}
-    try:
-        show_model(result)
-    finally:
-        _write(result, options.json)
-    _finish(options.json, budget.stop.raised, exits=member is None)
+    _report(show_model, result, options.json, budget, exits=member is None)
 
 
 def chosen_recipe(
@@ -148,13 +144,7 @@ def run_resolutions(
         result = bench_resolutions(models, sides, budget, precision=precision)
     if not result["cells"]:
         raise typer.Exit(3)
-    try:
-        show_resolutions(result)
-    finally:
-        _write(result, numbers)
-        message = _draw(result, picture)
-    say(message)
-    _finish(numbers, budget.stop.raised)
+    _report(show_resolutions, result, numbers, budget, picture)
 
 
 def _draw(result: Mapping[str, Any], picture: Path) -> str:
@@ -176,26 +166,33 @@ def run_data(options: BenchOptions, flags: Flags) -> None:
     recipe, name = chosen_recipe(options, flags)
     with measuring(options.threads, options.seconds) as budget:
         result = {"recipe": name, **bench_data(recipe, budget)}
+    _report(show_data, result, options.json, budget)
+
+
+def _report(
+    show: Callable[[Mapping[str, Any]], None],
+    result: Mapping[str, Any],
+    json: Path | None,
+    budget: "Budget",
+    picture: Path | None = None,
+    *,
+    exits: bool = True,
+) -> None:
+    """Print the numbers, write them and draw the picture, and name both.
+
+    Exits with code 3 if a signal cut the measurement short, unless a launcher does so.
+    """
     try:
-        show_data(result)
-    finally:
-        _write(result, options.json)
-    _finish(options.json, budget.stop.raised)
-
-
-def _write(result: Mapping[str, Any], json: Path | None) -> None:
-    """Write the numbers even if they cannot be printed, because the reader closed the pipe."""
-    if json is not None:
-        with writing(json):
-            json.parent.mkdir(parents=True, exist_ok=True)
-            write_json(json, result)
-
-
-def _finish(json: Path | None, stopped: bool, *, exits: bool = True) -> None:
-    """Name the file; exit with code 3 if a signal cut the measurement short, unless a launcher does so."""
-    if json is not None:
-        say(f"numbers: {json}")
-    if stopped:
+        show(result)
+    finally:  # also if the reader closed the pipe
+        if json is not None:
+            with writing(json):
+                json.parent.mkdir(parents=True, exist_ok=True)
+                write_json(json, result)
+        said = [_draw(result, picture)] if picture else []
+    for text in [*said, f"numbers: {json}"] if json else said:
+        say(text)
+    if budget.stop.raised:
         say("stopped early: what was measured until then is above", style="bold yellow")
         if exits:
             raise typer.Exit(3)
