@@ -65,7 +65,7 @@ def check(
     from vitctl.data.shards.index import find_splits
     from vitctl.data.source.stores import ShardSource
     from vitctl.data.source.views import class_zero_note, unlabelled_note
-    from vitctl.errors import DataError
+    from vitctl.errors import DataError, refuse
     from vitctl.system.remote import is_remote
 
     photographs = is_photographs(folder)
@@ -94,20 +94,23 @@ def check(
         notes += _near_duplicates(indexes, number_of_workers(workers))
     for line in (*problems, *contradictions, *notes):
         say(line)
-    if problems:
-        hidden = sum(max(0, len(report.problems) - _SHOWN_PROBLEMS) for report, _ in reports.values())
-        some = f", {len(problems)} of them" if hidden else ""
-        raise DataError(
+    hidden = sum(max(0, len(report.problems) - _SHOWN_PROBLEMS) for report, _ in reports.values())
+    some = f", {len(problems)} of them" if hidden else ""
+    refuse(
+        DataError,
+        (
+            problems,
             folder,
             f"{count_text(len(problems) + hidden, 'problem')}{some} listed above",
             "make the shards again or copy the damaged ones",
-        )
-    if contradictions and not (accept_labels or is_name):
-        raise DataError(
+        ),
+        (
+            contradictions and not (accept_labels or is_name),
             folder,
             "the same image has different labels, listed above",
             "correct the labels and make the shards again, or accept them with --accept-labels",
-        )
+        ),
+    )
     untrainable = [f"'{split}'" for split, note in unlabelled.items() if note]
     but = f", but {' and '.join(untrainable)} cannot be trained on or scored" if untrainable else ""
     verdict = "all is well"

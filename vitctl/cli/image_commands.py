@@ -3,7 +3,6 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -84,7 +83,9 @@ def predict(
                  vitctl predict photos/ --from RUN --top 1 -o classes.csv
     Guide: docs/own-data.md
     """
-    with _starting():
+    from vitctl.cli.show.console import PlainConsole, fetch_weights, waiting
+
+    with waiting("starting", PlainConsole(stderr=True)):  # standard output is for the predictions
         from vitctl.data.source.splits import ROLES, TRAIN
         from vitctl.jobs.inputs.given_images import find_images, place_of, some_names
         from vitctl.jobs.predict import predict as predictions
@@ -105,8 +106,6 @@ def predict(
     )
     total = sum(map(len, sources))
     if "://" in recipe.weights.source:
-        from vitctl.cli.show.console import fetch_weights
-
         fetch_weights(recipe.weights.source, on_stderr=True)
     batches = predictions(recipe, sources, top=top, threshold=threshold, features=features, note=note)
     names = some_names(sources, _NAMES_MEASURED)
@@ -138,14 +137,24 @@ def predict(
 
 def _format_of(out: Path, format_: str) -> str:
     """Return the format that the name of a file asks for."""
-    from vitctl.errors import RecipeError
+    from vitctl.errors import RecipeError, refuse
 
     found = {".csv": "csv", ".jsonl": "jsonl"}.get(out.suffix.lower())
-    if found is None or out.is_dir():
-        raise RecipeError(f"--out {out}", "should be the name of a .csv or .jsonl file")
-    if format_ not in ("table", found):
-        raise RecipeError(f"--format {format_}", f"--out {out} is {found}", "leave one of them out")
-    return found
+    refuse(
+        RecipeError,
+        (
+            found is None or out.is_dir(),
+            f"--out {out}",
+            "should be the name of a .csv or .jsonl file",
+        ),
+        (
+            format_ not in ("table", found),
+            f"--format {format_}",
+            f"--out {out} is {found}",
+            "leave one of them out",
+        ),
+    )
+    return str(found)
 
 
 def _accuracy_line(correct: int, total: int, weights: str, place: str) -> str:
@@ -158,15 +167,6 @@ def _accuracy_line(correct: int, total: int, weights: str, place: str) -> str:
         f"accuracy {correct / total:.2%} ({counts})  95 % interval {interval_text(wilson(correct, total))}"
         f"{'' if weights.endswith('.onnx') or not weights else scores}"
     )
-
-
-def _starting() -> AbstractContextManager[None]:
-    """Show on a terminal that imports take a while; standard output is for the predictions."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    from vitctl.cli.show.console import PlainConsole, waiting
-
-    return waiting("starting", PlainConsole(stderr=True))
 
 
 def _print_predictions(
@@ -182,7 +182,6 @@ def _print_predictions(
     Returns:
         how many images had which error, and how many answers to labelled images are right and wrong.
 
-    Returns the number of images by error, and the numbers of right and wrong answers to labelled images.
     """
     from vitctl.errors import RecipeError
     from vitctl.system.files import csv_text

@@ -67,15 +67,17 @@ def compare(
     Guide: docs/trust.md
     """
     from vitctl.cli.show.console import say, show_table, waiting
-    from vitctl.errors import CheckpointError
+    from vitctl.errors import CheckpointError, refuse
 
     with waiting("starting"):
         from vitctl.report.compare import compare_runs
 
-    if len(runs) < 2:
-        raise CheckpointError(runs[0], "give at least two runs to compare")
-    if missing := [run for run in runs if not run.is_dir()]:
-        raise CheckpointError(missing[0], "no such folder", f"give run folders, such as {RUNS}/NAME")
+    missing = next((run for run in runs if not run.is_dir()), None)
+    refuse(
+        CheckpointError,
+        (len(runs) < 2, runs[0], "give at least two runs to compare"),
+        (missing, missing, "no such folder", f"give run folders, such as {RUNS}/NAME"),
+    )
     result = compare_runs(runs)
     names = [run.name for run in runs]
     rows = [(name, *(_number(value, name) for value in values)) for name, values in result.numbers]
@@ -155,13 +157,13 @@ def verify(
     """
     from vitctl.cli.run_job import enter_start_folder
     from vitctl.cli.show.console import progress_of_steps, say, waiting
-    from vitctl.cli.show.run_views import show_finding
     from vitctl.engine.journal import RECIPE, run_of
     from vitctl.errors import LaunchError
     from vitctl.launch.run_folder import is_running
 
     with waiting("starting"):
         from vitctl.recipe.load import Override
+        from vitctl.verify.finding import FAILS
         from vitctl.verify.run_check import verify as check
 
     if is_running(run_of(run)):
@@ -188,7 +190,9 @@ def verify(
         for folder, finding in findings:
             states.add(finding.state)
             unchecked |= {finding.what: None} if finding.state == "not checked" else {}
-            show_finding(finding, "" if folder == run else f"{folder.relative_to(run)}")
+            inside = "" if folder == run else f"{folder.relative_to(run)}: "
+            label = finding.state.upper() if finding.state in FAILS else finding.state
+            say(f"{label:<12}{inside}{finding.what}: {finding.text}")
             progress("verifying", 0, 0)
     if "differs" in states:
         text = "something differs"

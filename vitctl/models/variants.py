@@ -17,7 +17,6 @@ BOUNDS = {
     "image_size": (1, 2**14), "width": (1, 2**13), "num_groups": (1, 2**13), "num_classes": (0, 2**24),
     "representation_size": (0, 2**16), "registers": (0, 256), "token_blocks": (1, 1000),
 }  # fmt: skip
-_MAX_UNITS = 1000  # per stage
 CHOICES = {
     "classifier": ("token", "gap", "patches", "token_patches", "attention"),
     "position_embedding": ("learned", "none", "2d", "relative", "relative_bias", "sincos"),
@@ -449,7 +448,7 @@ def _value_problems(config: Config) -> Iterator[str]:
 
 def _are_stages(value: Any) -> bool:
     is_short = isinstance(value, tuple) and len(value) <= 8
-    return is_short and all(type(units) is int and 1 <= units <= _MAX_UNITS for units in value)
+    return is_short and all(type(units) is int and 1 <= units <= 1000 for units in value)
 
 
 def _shown(value: object) -> str:
@@ -474,7 +473,6 @@ VARIANTS: dict[str, dict[str, int]] = {
     "H": {"hidden_size": 1280, "depth": 32, "mlp_size": 5120, "num_heads": 16},
 }
 HALVED = "b"  # only at patch 32, as in the paper: elsewhere it is a typing error
-_USUAL_PATCHES = (8, 14, 16, 32)
 
 # Section 4.1: /16 moves the units of stage 4 into stage 3. `patch_size` is in positions of the feature map,
 # so the number in a name is the stride of the tokens, except in R+Ti/16, whose name AugReg gave: 8x8 patches
@@ -515,7 +513,7 @@ _FAMILIES: dict[str, type[Config]] = {
 
 def names() -> list[str]:
     """Return the names of the models that the paper or its followers used; `variant` takes any patch size."""
-    plain = [f"{size}/{patch}" for size in VARIANTS if size != HALVED for patch in _USUAL_PATCHES]
+    plain = [f"{size}/{patch}" for size in VARIANTS if size != HALVED for patch in (8, 14, 16, 32)]
     return [*plain, f"{HALVED}/32", *HYBRIDS, *RESNETS, "Axial-B/32", "Axial-B/16", *AXIAL_RESNETS]
 
 

@@ -60,7 +60,6 @@ _NOT_WEIGHTS = {
     rb"": "not a safetensors file, and neither an .npz archive nor a torch state dict; give weights, such as "
     "model.safetensors",
 }
-_PICKLE = rb"\x80[\x02-\x05]"
 # Keys or prefixes of the weights, and of their average, in training checkpoints. Lightning's average is
 # state_dict, next to current_model_state.
 _RAW = ("current_model_state", "state_dict", "model_state_dict", "model", "module", "_orig_mod")
@@ -68,8 +67,6 @@ _AVERAGED = (
     "state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema_model",
     "averaged_model", "ema",
 )  # fmt: skip
-_COUNT = "n_averaged"  # of torch's AveragedModel
-_MAX_WRAPPED = 4
 ONE_SET = "--weights {which}: there is only one set of weights; omit --weights"
 
 
@@ -130,7 +127,7 @@ def kind_of(path: Path) -> Kind:
         return "safetensors"
     if start.startswith(b"PK\x03\x04"):
         return _kind_of_zip(path, size)
-    if re.match(_PICKLE, start):
+    if re.match(rb"\x80[\x02-\x05]", start):
         return "torch"
     raise CheckpointError(
         path, next(words for begin, words in _NOT_WEIGHTS.items() if re.match(begin, start))
@@ -221,7 +218,7 @@ def one_set(tensors: Tensors, which: str = "") -> tuple[Tensors, str, bool]:
         sets = dict[str, Tensors]()
         for name, tensor in tensors.items():
             head, dot, rest = name.partition(".")
-            if name != _COUNT:
+            if name != "n_averaged":  # of torch's AveragedModel
                 sets.setdefault(head if dot else f".{name}", {})[rest] = tensor
         raw, averaged = _keys(sets)
         if not sets or sets.keys() - {raw, averaged}:
@@ -371,7 +368,7 @@ def _read_torch(path: Path) -> Tensors:
         raise CheckpointError(path, "damaged or truncated torch file", "copy it again") from error
     if not isinstance(found, Mapping):
         raise CheckpointError(path, f"holds a {type(found).__name__}, not a state dict of tensors")
-    found = _flat(found, _MAX_WRAPPED)
+    found = _flat(found, depth=4)
     if strangers := [str(name) for name, value in found.items() if not isinstance(value, Tensor)]:
         raise CheckpointError(
             path, f"not a plain state dict, these are not tensors: {one_line(listed(strangers))}"

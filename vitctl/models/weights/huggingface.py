@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from vitctl.errors import CheckpointError, refuse
-from vitctl.models.variants import Config, ViTConfig
+from vitctl.models.variants import WITH_CLASS_TOKEN, Config, ViTConfig
 from vitctl.models.weights.download import CONFIG, PREPROCESSOR
 from vitctl.models.weights.json_keys import Keys, Known, checked
 from vitctl.models.weights.layouts import (
@@ -78,7 +78,6 @@ _ROPE_THETA = 100.0
 CLIP_REMARK = (
     "the feature is the class token after the last norm, without the projection that follows in CLIP"
 )
-_ANY_POOL = ("token", "patches", "token_patches")
 # Keys of config.json -> the ViT field that the tensors show.
 _SIZES = {
     "num_hidden_layers": "depth",
@@ -335,11 +334,6 @@ def _ratio(config: ViTConfig) -> int:
     return sizes.get(config.mlp_size, 0)
 
 
-def _fill_dinov3(config: ViTConfig) -> Tensors:
-    none = {} if config.registers else {"embeddings.register_tokens": torch.zeros(1, 0, config.hidden_size)}
-    return {"embeddings.mask_token": torch.zeros(1, 1, config.hidden_size), **none}
-
-
 _VIT = _Family(
     title="Hugging Face ViT",
     types=("vit", "vit_mae"),
@@ -412,7 +406,10 @@ _DINOV3 = _Family(
         "rope_theta": _ROPE_THETA,
         "pos_embed_rescale": config.rotary_rescale if config.rotary_rescale > 1 else None,
     },
-    fill=_fill_dinov3,
+    fill=lambda config: {
+        "embeddings.mask_token": torch.zeros(1, 1, config.hidden_size),
+        **({} if config.registers else {"embeddings.register_tokens": torch.zeros(1, 0, config.hidden_size)}),
+    },
     remarks=(
         "transformers' image processor brings colours to 0 .. 1 before it resizes, vitctl after: they differ "
         "by rounding",
@@ -797,7 +794,7 @@ LAYOUT = _layout(_VIT, TABLE, "vit.encoder.layer.0.layernorm_before.weight")
 # A file belongs to the first row whose mark it has. gelu and norm_eps are in config.json, the rest in
 # preprocessor_config.json; transformers' or the published weights' values are assumed.
 _POOLED = "beit.pooler.layernorm.weight"
-_DINOV2_NEEDS: dict[str, Any] = {"classifier": _ANY_POOL, "layer_scale": (True,)}
+_DINOV2_NEEDS: dict[str, Any] = {"classifier": WITH_CLASS_TOKEN, "layer_scale": (True,)}
 _DINOV3_NEEDS: dict[str, Any] = {
     **_DINOV2_NEEDS, "registers": (bool,), "position_embedding": ("none",), "rotary": ("dinov3",),
     "qkv_bias": ("qv", "none"),

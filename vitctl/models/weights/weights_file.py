@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitctl.errors import CheckpointError, VitctlError
+from vitctl.errors import CheckpointError, VitctlError, refuse
 from vitctl.models.build import build, check_state
 from vitctl.models.variants import Config, from_dict, to_dict, variant
 from vitctl.models.weights import google, huggingface, openclip, published, timm, torchvision
@@ -333,14 +333,13 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
                 f"nothing there says that its {count_text(num_classes, 'logit')} are a {activation}; write "
                 f"to safetensors or onnx, or to a folder of timm or hf"
             )
-    if problems:
-        raise CheckpointError(
-            path, f"{row.title} cannot hold this model: {'; '.join(problems)}; safetensors holds every model"
-        )
-    if to == "hf" and path.suffix == suffix:
-        raise CheckpointError(
-            path, f"{row.title} is a folder with several files", "give the name of a folder"
-        )
+    lacks = f"{row.title} cannot hold this model: {'; '.join(problems)}; safetensors holds every model"
+    several = f"{row.title} is a folder with several files"
+    refuse(
+        CheckpointError,
+        (problems, path, lacks),
+        (to == "hf" and path.suffix == suffix, path, several, "give the name of a folder"),
+    )
     file = _target(path, row.container)
     tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     with atomic_write(file) as aside:
