@@ -131,22 +131,6 @@ def test_read__group_norms_of_shape_1_1_1_c(tmp_path: Path) -> None:
     assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
 
 
-def test_read__carries_the_authors_numerics(tmp_path: Path) -> None:
-    weights = read_weights(save(tmp_path / "model.npz", reference.draw(VIT)))
-    assert isinstance(weights.config, ViTConfig)
-    assert (weights.config.gelu, weights.config.norm_eps) == ("tanh", 1e-6)
-    assert weights.meta == {
-        "format": "google-vit",
-        "image_size": 32,
-        "mean": [0.5] * 3,
-        "std": [0.5] * 3,
-        "eval_method": "square",
-        "eval_resize": 0,
-        "resample": "bilinear",
-        "position_resize": "zoom",
-    }
-
-
 def test_read__recognises_a_head_of_zeros(tmp_path: Path) -> None:
     drawn = reference.draw(VIT)
     assert read_weights(save(tmp_path / "trained.npz", drawn)).has_head

@@ -296,31 +296,6 @@ def _processor(**values: Any) -> dict[str, Any]:
     return {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "do_resize": True, **values}
 
 
-@pytest.mark.parametrize(
-    ("processor", "expected"),
-    [
-        ({"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True,
-          "resample": 3}, ("transformers", 40, "bicubic_antialias")),
-        ({"size": {"shortest_edge": 37}, "crop_size": 32, "do_center_crop": True, "resample": 2},
-         ("transformers", 37, "bilinear_antialias")),
-        ({"size": 40, "crop_size": 32, "resample": 3}, ("transformers", 40, "bicubic_antialias")),
-        ({"size": {"height": 32, "width": 32}, "do_center_crop": False, "resample": 2},
-         ("square", 0, "bilinear_antialias")),
-        ({"size": {"height": 48, "width": 48}, "crop_size": {"height": 32, "width": 32},
-          "do_center_crop": True, "resample": 3}, ("square", 48, "bicubic_antialias")),
-    ],
-)  # fmt: skip
-def test_processor__size_and_crop(
-    processor: dict[str, Any], expected: tuple[str, int, str], tmp_path: Path
-) -> None:
-    _peer("CLIPVisionModel", "CLIPVisionConfig", _SIZES).save_pretrained(tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(_processor(**processor)))
-    meta = read_weights(tmp_path).meta
-    assert (meta["eval_method"], meta["eval_resize"], meta["resample"]) == expected
-    assert (meta["mean"], meta["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
-    assert "assumed" not in meta
-
-
 def test_processor__another_size_than_the_table_is_said(tmp_path: Path) -> None:
     # DINOv2's table is that of 518 pixels, its processor crops 224 of 256
     peer = _peer("Dinov2Model", "Dinov2Config", {**_DINOV2, "image_size": 64})
