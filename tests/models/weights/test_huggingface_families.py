@@ -53,6 +53,11 @@ def _logits(output: Any) -> Tensor:
 Answer = Callable[[Any], Tensor]
 # Class, its configuration, what it answers, fields that tensors do not tell, and how its table is resized.
 CASES: dict[str, tuple[str, str, dict[str, Any], Answer, dict[str, Any], str]] = {
+    "vit head": (
+        "ViTForImageClassification", "ViTConfig", {**_SIZES, "num_labels": 5}, _logits,
+        {"gelu": "erf", "norm_eps": 1e-12}, "bicubic",
+    ),
+    "vit": ("ViTModel", "ViTConfig", _SIZES, _pooled, {"representation_size": 64}, "bicubic"),
     "dinov2": ("Dinov2Model", "Dinov2Config", _DINOV2, _pooled, {"layer_scale": 1e-5}, "bicubic"),
     "dinov2 head": (
         "Dinov2ForImageClassification", "Dinov2Config", {**_DINOV2, "num_labels": 5}, _logits,
@@ -153,7 +158,7 @@ def _ours(weights: Weights, images: Tensor) -> Tensor:
 
 def _theirs(model: Any, answer: Answer, images: Tensor) -> Tensor:
     name = type(model).__name__
-    more = {"interpolate_pos_encoding": True} if name.startswith(("Siglip", "CLIP", "ViTModel")) else {}
+    more = {"interpolate_pos_encoding": True} if name.startswith(("Siglip", "CLIP", "ViT")) else {}
     with torch.inference_mode():
         return answer(model(pixel_values=images, **more))
 
