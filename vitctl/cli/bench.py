@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitctl.cli.flags import MORE, Flags, Set, takes_flags
+from vitctl.cli.flags import Flags, Set, takes_flags
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,15 +29,6 @@ Seconds = Annotated[
         "for `bench model --resolutions` 8 per model and size",
         min=1,
         max=10**7,
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        "--threads",
-        help="Number of CPU threads; default: OMP_NUM_THREADS, as in a run",
-        min=1,
-        rich_help_panel=MORE,
     ),
 ]
 Json = Annotated[
@@ -69,7 +60,6 @@ def bench_model(
         ),
     ] = None,
     seconds: Seconds = None,
-    threads: Threads = None,
     resolutions: Annotated[
         str | None,
         typer.Option(
@@ -97,7 +87,7 @@ def bench_model(
     """
     from vitctl.cli.show.measurements import BenchOptions, run_model, run_resolutions
 
-    options = BenchOptions(tuple(names or ()), recipe, seconds or _SECONDS, threads, json, tuple(set_ or ()))
+    options = BenchOptions(tuple(names or ()), recipe, seconds or _SECONDS, json, tuple(set_ or ()))
     if resolutions is not None or plot is not None:
         run_resolutions(options, resolutions, flags, plot, seconds)
     else:
@@ -111,7 +101,6 @@ def bench_data(
     recipe: Recipe = None,
     flags: Flags,
     seconds: Seconds = None,
-    threads: Threads = None,
     json: Json = None,
     set_: Set = None,
 ) -> None:
@@ -122,4 +111,4 @@ def bench_data(
     """
     from vitctl.cli.show.measurements import BenchOptions, run_data
 
-    run_data(BenchOptions((), recipe, seconds or _SECONDS, threads, json, tuple(set_ or ())), flags)
+    run_data(BenchOptions((), recipe, seconds or _SECONDS, json, tuple(set_ or ())), flags)

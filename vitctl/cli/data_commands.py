@@ -1,6 +1,5 @@
 """`vitctl data list | prepare | shards | index | export-vtab1k`: commands that make shards."""
 
-import json
 import shlex
 import shutil
 import sys
@@ -422,22 +421,15 @@ def _class_names(file: Path) -> list[str]:
 @app.command("list")
 def list_sets(
     root: Root = DATA,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
     """List all known data sets: use, classes, sizes, available or not.
 
     For example: vitctl data list --root data
     Guide: docs/vtab.md
     """
-    from dataclasses import asdict
-
     from vitctl.cli.show.console import show_table
     from vitctl.data.datasets.inventory import list_inventory
 
-    inventory = list_inventory(root)
-    if as_json:
-        typer.echo(json.dumps([asdict(holding) for holding in inventory], indent=1))
-        return
     splits = ("train", "validation", "test")
     rows = [
         (
@@ -447,7 +439,7 @@ def list_sets(
             *("" if size is None else f"{size:,}" for size in map(holding.sizes.get, splits)),
             holding.state,
         )
-        for holding in inventory
+        for holding in list_inventory(root)
     ]
     header = ("name", "used for", "classes", "train", "val", "test", "here")
     show_table(header, rows, left=("used for", "here"))

@@ -45,7 +45,6 @@ class BenchOptions:
     names: tuple[str, ...]
     recipe: str | None
     seconds: float
-    threads: int | None
     json: Path | None
     sets: tuple[str, ...]
 
@@ -85,7 +84,7 @@ def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None) ->
         raise typer.Exit(run_in_processes(recipe))
     from vitctl.bench.step_speed import bench_model
 
-    with measuring(options.threads, options.seconds) as budget:
+    with measuring(options.seconds) as budget:
         result = bench_model(recipe, budget, batch_size=batch_size)
     if member is not None and member.rank > 0:
         return
@@ -140,7 +139,7 @@ def run_resolutions(
     check_target("--plot", picture, (".png", ".svg"))
     check_target("--plot", numbers, (".json",))
     models, sides = options.names or MODELS, parse_sides(resolutions)
-    with measuring(options.threads, seconds or _CELL_SECONDS * len(models) * len(sides)) as budget:
+    with measuring(seconds or _CELL_SECONDS * len(models) * len(sides)) as budget:
         result = bench_resolutions(models, sides, budget, precision=precision)
     if not result["cells"]:
         raise typer.Exit(3)
@@ -164,7 +163,7 @@ def run_data(options: BenchOptions, flags: Flags) -> None:
 
     start_command()
     recipe, name = chosen_recipe(options, flags)
-    with measuring(options.threads, options.seconds) as budget:
+    with measuring(options.seconds) as budget:
         result = {"recipe": name, **bench_data(recipe, budget)}
     _report(show_data, result, options.json, budget)
 
@@ -199,14 +198,10 @@ def _report(
 
 
 @contextmanager
-def measuring(threads: int | None, seconds: float) -> "Iterator[Budget]":
+def measuring(seconds: float) -> "Iterator[Budget]":
     """Yield a budget that signals end; a terminal line, or standard error, shows what is being measured."""
-    import torch
-
     from vitctl.bench.measuring import Budget
 
-    if threads is not None:
-        torch.set_num_threads(threads)
     began = last = time.monotonic()
     with stop_on_signals() as stop, CONSOLE.status("starting") as status:
 
