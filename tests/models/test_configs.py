@@ -63,7 +63,7 @@ def test_config__has_the_eight_cells_of_table_8_and_no_other(tiny: ViTConfig) ->
         ),
         ("Axial-B/32", {"position_embedding": "relative"}, "no relative positions"),
         ("AxialR50", {"version": "v2"}, "model: an axial ResNet is v1, not v2"),
-        ("AxialR50", {"num_heads": 5}, "model: width 64 is not a multiple of twice num_heads 5"),
+        ("AxialR50", {"num_heads": 64}, "model: width 64 is not a multiple of twice num_heads 64"),
         ("mean_color", {"num_classes": 5}, "masked patch prediction has no classes"),
         (
             "mean_color",

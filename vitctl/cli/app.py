@@ -273,7 +273,7 @@ _REWORDED = (
     (r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", r"unexpected argument: \1"),
     (r"Option (.*?) requires an? argument\.", r"\1: needs a value"),
     (r"Option (.*?) does not take a value\.", r"\1: takes no value"),
-    (r"Invalid value for (.*?): (?:Input )?(.*?)(?:, unable .*)?", r"\1: \2"),
+    (r"Invalid value for (.*?): (?:Input |Value error, )?(.*?)(?:, unable .*)?", r"\1: \2"),
     (r"Missing (argument|option) (.*?)\..*", r"missing \1 \2"),
 )
 

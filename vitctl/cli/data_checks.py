@@ -231,14 +231,13 @@ def _near_duplicates(indexes: "Mapping[str, Index]", workers: int) -> list[str]:
 
     A single split is divided as training divides it; identical images on both sides count, too.
     """
-    from vitctl.cli.show.console import adding, progress_bar
+    from vitctl.cli.show.console import counting
     from vitctl.data.inspect.duplicates import NEAR_BITS, compare_within, describe, sides_of
     from vitctl.data.source.splits import without_excluded
     from vitctl.data.source.stores import ShardSource
 
     sides = sides_of({name: without_excluded(ShardSource(index)) for name, index in indexes.items()})
-    with progress_bar("looking for near-duplicates") as progress:
-        done = adding(progress, sum(map(len, sides.values())))
+    with counting("looking for near-duplicates", sum(map(len, sides.values()))) as done:
         compared = compare_within(sides, max_bits=NEAR_BITS, workers=workers, done=done)
     return [
         f"{describe(found)}; see `vitctl data dedup`"
@@ -307,14 +306,13 @@ def stats(
     For example: vitctl data stats shards/
     Guide: docs/own-data.md
     """
-    from vitctl.cli.show.console import adding, progress_bar, say, show_table
+    from vitctl.cli.show.console import counting, say, show_table
     from vitctl.data.inspect.overview import measure
     from vitctl.engine.journal import json_text
 
     measured: dict[str, Stats] = {}
     for split, source in _opened(folder, columns).items():
-        with progress_bar(f"measuring {split}") as progress:
-            done = adding(progress, min(images or len(source), len(source)))
+        with counting(f"measuring {split}", min(images or len(source), len(source))) as done:
             measured[split] = measure(
                 source, num_images=images, workers=number_of_workers(workers), done=done
             )
@@ -473,7 +471,7 @@ def dedup(
     For example: vitctl data dedup shards/ --against pets/test --apply
     Guide: docs/own-data.md
     """
-    from vitctl.cli.show.console import adding, progress_bar, say, show_table
+    from vitctl.cli.show.console import counting, say, show_table
     from vitctl.data.inspect.duplicates import compare, free_folder, write_report
     from vitctl.data.source.splits import FILE, write_exclusion
     from vitctl.data.source.stores import ShardSource, open_index
@@ -496,8 +494,7 @@ def dedup(
     tests = _test_sets(against, place)
     source, name = ShardSource(open_index(place)), place.resolve().name
     total = len(source) + sum(open_index(test).num_samples for test in tests.values())
-    with progress_bar("reading images") as progress:
-        done = adding(progress, total)
+    with counting("reading images", total) as done:
         matches = compare(
             source, tests, max_bits=bits, own_name=name, workers=number_of_workers(workers), done=done
         )
@@ -538,15 +535,14 @@ def _dedup_within(
     folder: Path, splits: dict[str, Path], bits: int, report: Path | None, workers: int
 ) -> None:
     """Print and report duplicates within a data set, those on different sides of a split first."""
-    from vitctl.cli.show.console import adding, progress_bar, say, show_table
+    from vitctl.cli.show.console import counting, say, show_table
     from vitctl.data.inspect.duplicates import compare_within, free_folder, sides_of, write_report
     from vitctl.data.source.splits import open_shards
     from vitctl.data.source.views import sample_key
     from vitctl.errors import writing
 
     sides = sides_of({name: open_shards(place) for name, place in splits.items()})
-    with progress_bar("reading images") as progress:
-        done = adding(progress, sum(map(len, sides.values())))
+    with counting("reading images", sum(map(len, sides.values()))) as done:
         compared = compare_within(sides, max_bits=bits, workers=workers, done=done)
     rows = [
         (one.own_name, one.name, *_counts(one), f"{sum(map(one.has_other_label, one.matches)):,}")

@@ -18,7 +18,7 @@ from vitctl.system.text import bytes_text, count_text, one_line, typed
 
 if TYPE_CHECKING:
     from vitctl.data.shards.index import Index
-    from vitctl.data.writer.intake import Intake, Known, Originals
+    from vitctl.data.writer.intake import Bad, Intake, Known, Originals
 
 app = typer.Typer(help="Make, index and check WebDataset shards.", no_args_is_help=True)
 Root = Annotated[Path, typer.Option("--root", help="Folder of known data sets, one folder each")]
@@ -67,7 +67,7 @@ def shards(
         int | None, typer.Option("--quality", help="Recompress JPEGs at this quality", min=1, max=100)
     ] = None,
     bad: Annotated[
-        str,
+        Literal["stop", "skip", "keep"],
         typer.Option(
             "--bad",
             help="Images that cannot be decoded: stop, skip them, or keep them unchecked (for large sets)",
@@ -190,7 +190,7 @@ def check_photographs(
     originals: "dict[str, Originals]",
     photographs: str,
     out: Path | None,
-    bad: str,
+    bad: "Bad",
     known: "Mapping[str, Known] | None" = None,
 ) -> "Mapping[str, Originals]":
     """Check photographs as `vitctl data shards` does, and return what their shards would hold.
@@ -246,7 +246,7 @@ def _checked_splits(
     originals: "dict[str, Originals]",
     source: str,
     out: Path | None,
-    bad: str,
+    bad: "Bad",
     drop: list[str],
     keep: list[str],
     workers: int,
@@ -263,17 +263,15 @@ def _checked_splits(
 
     Raises DataError if the user has to decide something first; only the list was written.
     """
-    from vitctl.cli.show.console import adding, progress_bar
+    from vitctl.cli.show.console import counting
     from vitctl.data.writer.intake import check_originals
     from vitctl.errors import DataError, refuse
 
-    if bad not in ("stop", "skip", "keep"):
-        raise DataError(f"--bad {bad}", "choose stop, skip or keep")
     total = sum(len(split.items) for split in originals.values())
-    with progress_bar("checking images") as progress:
-        done = adding(progress, total)
-        options: Any = {"bad": bad, "drop": drop, "keep": keep, "known": known}
-        intake = check_originals(originals, workers=workers, done=done, **options)
+    with counting("checking images", total) as done:
+        intake = check_originals(
+            originals, bad=bad, drop=drop, keep=keep, workers=workers, done=done, known=known
+        )
     stops = bad == "stop" and bool(intake.bad)
     _print_intake(intake, out, stops=stops)
     problems, flags = list[str](), list[str]()

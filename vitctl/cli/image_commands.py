@@ -4,7 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vitctl.jobs.inspection import Row
     from vitctl.jobs.predict import Prediction
 
-FORMATS = ("table", "csv", "jsonl")
+Format = Literal["table", "csv", "jsonl"]
 CSV_HEADER = ("image", "rank", "class", "probability", "error")
 _WIDEST_NAME = 40  # a longer name gets a separate line
 _NAMES_MEASURED = 1000
@@ -45,7 +45,7 @@ def predict(
         ),
     ] = 0.0,
     format_: Annotated[
-        str,
+        Format,
         typer.Option("--format", help="table, csv or jsonl"),
     ] = "table",
     out: Annotated[
@@ -135,11 +135,12 @@ def predict(
         raise typer.Exit(2)
 
 
-def _format_of(out: Path, format_: str) -> str:
+def _format_of(out: Path, format_: Format) -> Format:
     """Return the format that the name of a file asks for."""
     from vitctl.errors import RecipeError, refuse
 
-    found = {".csv": "csv", ".jsonl": "jsonl"}.get(out.suffix.lower())
+    endings: dict[str, Format] = {".csv": "csv", ".jsonl": "jsonl"}
+    found = endings.get(out.suffix.lower())
     refuse(
         RecipeError,
         (
@@ -154,7 +155,7 @@ def _format_of(out: Path, format_: str) -> str:
             "leave one of them out",
         ),
     )
-    return str(found)
+    return found or format_
 
 
 def _accuracy_line(correct: int, total: int, weights: str, place: str) -> str:
@@ -170,7 +171,7 @@ def _accuracy_line(correct: int, total: int, weights: str, place: str) -> str:
 
 
 def _print_predictions(
-    batches: "Iterable[Sequence[Prediction]]", format_: str, names: Sequence[str], total: int, to: TextIO
+    batches: "Iterable[Sequence[Prediction]]", format_: Format, names: Sequence[str], total: int, to: TextIO
 ) -> tuple[Counter[str], Counter[bool]]:
     """Print predictions batch by batch, so that they can be piped.
 
@@ -183,11 +184,8 @@ def _print_predictions(
         how many images had which error, and how many answers to labelled images are right and wrong.
 
     """
-    from vitctl.errors import RecipeError
     from vitctl.system.files import csv_text
 
-    if format_ not in FORMATS:
-        raise RecipeError(f"--format {format_}", "choose table, csv or jsonl")
     width = max(len("image"), min(_WIDEST_NAME, max((_width(name) for name in names), default=0)))
     header = {"table": f"{'image':{width}}  probability  class\n", "csv": csv_text([CSV_HEADER]), "jsonl": ""}
     text = header[format_]
@@ -213,10 +211,9 @@ def _with_bar(
     if not sys.stderr.isatty() or to.isatty():
         yield from batches
         return
-    from vitctl.cli.show.console import PlainConsole, adding, progress_bar
+    from vitctl.cli.show.console import PlainConsole, counting
 
-    with progress_bar("predicting", PlainConsole(stderr=True)) as progress:
-        done = adding(progress, total)
+    with counting("predicting", total, PlainConsole(stderr=True)) as done:
         for batch in batches:
             done(len(batch))
             yield batch
