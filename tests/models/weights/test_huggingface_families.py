@@ -356,7 +356,7 @@ def test_write__a_body_keeps_how_it_pools(tmp_path: Path) -> None:
     ("case", "change", "words"),
     [
         ("dinov2", {"model_type": "vit"}, "model_type 'vit', only 'dinov2' is read"),
-        ("dinov3", {"rope_theta": 10.0}, "rope_theta 10.0, only 100.0 is read"),
+        ("dinov3", {"rope_theta": 10.0}, "rope_theta is 10.0, only 100.0 is supported"),
         ("dinov3 gated", {"hidden_act": "gelu"}, "hidden_act 'gelu', known are silu"),
         ("clip", {"hidden_act": "relu"}, "hidden_act 'relu', known are gelu, "),
     ],

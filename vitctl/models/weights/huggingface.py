@@ -92,7 +92,7 @@ _USED: Keys = {
         *(name for name in _SIZES if name != "num_register_tokens"), "image_size", "num_attention_heads",
     ),
     "a number": (
-        "layer_norm_eps", "rope_theta", "pos_embed_rescale", "hidden_dropout_prob", "layer_scale_init_value",
+        "layer_norm_eps", "pos_embed_rescale", "hidden_dropout_prob", "layer_scale_init_value",
     ),
     "true or false": ("query_bias", "use_relative_position_bias", "vision_use_head"),
     "a text": ("model_type", "hidden_act", "classifier"),
@@ -131,6 +131,7 @@ KEYS = Known(
     },
     settled={
         "num_channels": (3,),
+        "rope_theta": (_ROPE_THETA,),
         "pooler_act": ("tanh",),
         "pruned_heads": ({},),
         "is_decoder": (False,),
@@ -534,10 +535,6 @@ def _describe(
     config = dict(whole)
     for tower in _TOWER_CONFIGS:
         config |= whole.get(tower, {})
-    if config.get("rope_theta", _ROPE_THETA) != _ROPE_THETA:
-        raise CheckpointError(
-            "config.json", f"rope_theta {config['rope_theta']!r}, only {_ROPE_THETA} is read"
-        )
     bias = view("blocks.0.attention.relative_bias")
     told = None if bias is None else bias.shape[1]
     heads = (

@@ -71,8 +71,8 @@ _OURS = Known(
     },
     harmless=r"[\s\S]*",  # the program's reader checks the others
 )
-# transformers' problem types -> the loss. By its rule, a single logit is a sigmoid with either.
-_LOSSES = {"multi_label_classification": "sigmoid", "single_label_classification": None}
+# transformers' problem types. By its rule, a single logit is a sigmoid with either.
+_SIGMOID, _SOFTMAX = "multi_label_classification", "single_label_classification"
 # Keys that no other program records, and those that we record for programs without config.json.
 _OURS_ALONE = ("exif_orientation", "temperature_sha256")
 _OURS_INSTEAD = (
@@ -195,14 +195,22 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors, which: str)
     beside = replace(beside, num_heads=num_heads or ours.get("num_heads"))
     licence = stated_licence(path.parent, beside.config)
     config, meta = row.describe(row, row.view(tidy), tidy, beside)
-    rows = config.num_classes
+    rows, problem = config.num_classes, told.get("problem_type")
     for name in _COUNTS:
         if rows and told.get(name, rows) != rows:
             raise contradiction(CONFIG, f"{name} is {told[name]}, and the head has {rows} classes")
+    if rows and problem not in (None, _SIGMOID, _SOFTMAX):
+        raise CheckpointError(
+            CONFIG,
+            f"problem_type {problem!r}, only {_SIGMOID} and {_SOFTMAX} are read, whose outputs are classes",
+            "to train another head on its body, remove the key first",
+        )
     model = build(config, device="meta").state_dict()
     table = row.table(getattr(config, "num_heads", 1))
     state = to_ours(tidy, rules_for(table, model), model)
-    meta |= {"format": row.name, **licence, **_recorded_loss(told.get("problem_type"), config)}
+    meta |= {"format": row.name, **licence}
+    if problem == _SIGMOID:
+        meta["loss"] = "sigmoid"
     said, is_alone = ours.get("preprocessing", {}), not {"model_type", "architecture"} & told.keys()
     kept = {name: said[name] for name in _OURS_ALONE + _OURS_INSTEAD * is_alone if name in said}
     if assumed := [name for name in meta.pop("assumed", ()) if name not in kept]:
@@ -210,18 +218,6 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors, which: str)
     if chosen:
         meta |= {"remarks": [chosen, *meta.get("remarks", ())], "averaged": is_averaged}
     return Weights(config, state, meta | kept)
-
-
-def _recorded_loss(problem: str | None, config: Config) -> dict[str, str]:
-    """Return the loss of the head's training from config.json. Raises CheckpointError."""
-    if config.num_classes and problem not in (None, *_LOSSES):
-        raise CheckpointError(
-            CONFIG,
-            f"problem_type {problem!r}, only {' and '.join(_LOSSES)} are read, whose outputs are classes",
-            "to train another head on its body, remove the key first",
-        )
-    loss = _LOSSES.get(problem or "")
-    return {"loss": loss} if loss else {}
 
 
 def _numbers(tensor: Tensor) -> Tensor:
@@ -358,7 +354,7 @@ def program_files(row: WeightsLayout, weights: Weights) -> dict[str, dict[str, A
     files = row.sidecars(weights.config, weights.meta)
     if weights.config.num_classes and CONFIG in files:
         is_sigmoid = activation_of(weights.meta, weights.config.num_classes) == "sigmoid"
-        files[CONFIG]["problem_type"] = f"{'multi' if is_sigmoid else 'single'}_label_classification"
+        files[CONFIG]["problem_type"] = _SIGMOID if is_sigmoid else _SOFTMAX
     return files
 
 
