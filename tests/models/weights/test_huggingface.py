@@ -58,27 +58,6 @@ def test_folder__is_one_that_transformers_opens(
     assert_equal_logits(run, logits_of, weights, images)
 
 
-def test_folder__tells_preprocessing_and_class_names(
-    plain: ViTConfig, make_weights: Make, meta: dict[str, Any], tmp_path: Path
-) -> None:
-    write_weights(make_weights(plain), tmp_path, "hf")
-    config = transformers.ViTConfig.from_pretrained(tmp_path)
-    assert [config.id2label[index] for index in range(5)] == meta["class_names"]
-    described = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    processor = transformers.ViTImageProcessor.from_pretrained(tmp_path)
-    assert (list(processor.image_mean), list(processor.image_std)) == (meta["mean"], meta["std"])
-    assert (described["size"], described["resample"]) == ({"height": 32, "width": 32}, 2)
-
-
-def test_read__defaults_without_configuration(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
-    files = write_weights(make_weights(replace(plain, norm_eps=1e-12)), tmp_path, "hf").files
-    for sidecar in files[1:]:
-        sidecar.unlink()
-    weights = read_weights(files[0])
-    assert weights.config == replace(plain, norm_eps=1e-12)
-    assert (weights.meta["mean"], weights.meta["resample"]) == ([0.5] * 3, "bilinear_antialias")
-
-
 @pytest.mark.parametrize(
     ("to", "place", "change", "words"),
     [

@@ -273,6 +273,7 @@ def test_beit__pre_training_has_one_table_for_all_blocks(tmp_path: Path) -> None
 
 # What is assumed where nothing but tensors is there: activation, eps, mean, classifier.
 ALONE: dict[str, tuple[str, float, float, str]] = {
+    "vit": ("erf", 1e-12, 0.5, "token"),
     "dinov2": ("erf", 1e-6, 0.485, "token"),
     "dinov2 registers": ("erf", 1e-6, 0.485, "token"),
     "dinov3": ("erf", 1e-5, 0.485, "token"),
