@@ -398,10 +398,6 @@ def index(
     say(f"{count_text(made.num_samples, 'image')} of {classes_text}: {made.folder / INDEX_FILE}")
     for note in filter(None, (unlabelled_note(ShardSource(made)), class_zero_note(ShardSource(made)))):
         say(note)
-    first: dict[str, str] = {}
-    for shard in made.shards:
-        if (other := first.setdefault(shard.sha256, shard.name)) != shard.name:
-            say(f"warning: {shard.name} has the same bytes as {other}: its images count twice")
 
 
 def _class_names(file: Path) -> list[str]:

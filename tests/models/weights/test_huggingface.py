@@ -103,6 +103,7 @@ def test_problem_type__makes_the_answers_of_the_pipeline(
     tmp_path: Path, problem: str | None, num_labels: int
 ) -> None:
     """Every head was a softmax, and one logit a certainty."""
+    torch.manual_seed(0)
     sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
     config = transformers.ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=num_labels)
     config.id2label = dict(enumerate("abc"[:num_labels]))
