@@ -11,7 +11,6 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from vitctl.cli.flags import flags_of, image_recipe, overrides_of
 from vitctl.cli.run_job import (
-    check_out,
     fetch_weights_of,
     finetune_recipe,
     fitted,
@@ -137,14 +136,13 @@ def finetune(
     given = flags_of("finetune", flags)
     _check_paths("out", out or "")
     check_local("out", out)
-    runs = Path(out).parent if out else Path("runs")
+    place = Path(out) if out else None
+    runs = place.parent if place else Path("runs")
     values = overrides_of(given, _parsed(overrides))
     name = str(recipe) or finetune_recipe(values, downloads=True)
     loaded = load_recipe(name, [*values, *proportional_sizes(name, values)], job="finetune")
-    if out:
-        check_out(Path(out))
-    loaded = fitted(with_shards(loaded, runs, dry_run=False, is_alone=True), with_timeout=False)
-    folder = Path(out) if out else new_run_dir(loaded.name)
+    loaded = fitted(with_shards(loaded, runs, is_alone=True, out=place), with_timeout=False)
+    folder = place or new_run_dir(loaded.name)
     fetch_weights_of(loaded)
     with _bar(report) if progress else nullcontext(report) as told:
         launch(folder, told, prepared=prepare_run(loaded, folder))
