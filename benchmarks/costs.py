@@ -64,7 +64,7 @@ def step(given: argparse.Namespace, side: str, model: str, precision: str, proce
         "trace": ["log.trace=true"],
         "no trace": ["log.trace=false"],
     }[side]
-    words = [model, "--synthetic", "--threads", "1", "--res", given.image_size, "--batch-size", given.batch]
+    words = [model, "--synthetic", "--res", given.image_size, "--batch-size", given.batch]
     words += ["--precision", precision, "--processes", processes, "--seconds", given.seconds]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "step.json"

@@ -19,10 +19,6 @@ def test_version(vitctl: Vitctl) -> None:
     assert (said.code, said.out) == (0, f"vitctl {__version__}\n")
 
 
-def test_help__h_is_help(vitctl: Vitctl) -> None:
-    assert vitctl("-h") == vitctl("--help")
-
-
 def test_a_bug__is_not_hidden(vitctl: Vitctl, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")

@@ -2,9 +2,7 @@
 corrected command.
 """
 
-import shlex
 import shutil
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +11,9 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
+from tests.cli.conftest import Vitctl, words
 from tests.conftest import TINY
 from tests.matrix import few
-from vitctl.cli.app import main
 from vitctl.cli.show.console import CONSOLE
 from vitctl.engine.journal import read_run_json
 from vitctl.launch.prepare_run import prepare_run
@@ -32,7 +30,6 @@ class Slip(NamedTuple):
     typed: str
     said: str
     meant: str = ""
-    code: int = 2
 
 
 PRETRAIN = "pretrain -r tiny.toml --data shards"
@@ -248,26 +245,11 @@ def tree(folder: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def typed(
-    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["vitctl", *shlex.split(line)])
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as caught:
-        main()
-    printed = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, printed.out, printed.err
-
-
 @pytest.mark.parametrize("slip", few({slip.typed: (slip,) for slip in SLIPS}, *[s.typed for s in SLIPS[::8]]))
-def test_slip(
-    slip: Slip, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = tree(here)
-    code, _, said = typed(slip.typed, monkeypatch, capsys)
-    assert slip.said in said
-    assert code == slip.code
+def test_slip(slip: Slip, vitctl: Vitctl, here: Path) -> None:
+    before, answer = tree(here), vitctl(*words(slip.typed))
+    said = answer.err
+    assert (answer.code, slip.said in said) == (2, True), said
     assert "Traceback" not in said and "[Errno" not in said
     lines = said.rstrip("\n").splitlines()
     assert len(lines) == 1 and lines[0].startswith("vitctl: ")
@@ -280,9 +262,4 @@ def test_slip(
         assert read_run_json(here / written.pop() / "result.json")["status"] == "failed"
         assert {name: after[name] for name in before} == before
     if slip.meant:
-        code, _, said = typed(slip.meant, monkeypatch, capsys)
-        assert code == 0, said
-
-
-def test_slips__are_many() -> None:
-    assert len({slip.typed for slip in SLIPS}) == len(SLIPS) >= 60
+        assert vitctl(*words(slip.meant)).code == 0

@@ -105,12 +105,12 @@ def test_errors__are_one_line(vitctl: Vitctl, line: str, message: str) -> None:
 
 
 def test_model__a_name_alone_is_a_plain_network_of_the_default_recipe() -> None:
-    options = BenchOptions(("R50x1",), None, 1.0, None, None, ("model.version=v2", "optimizer.name=sgd"))
+    options = BenchOptions(("R50x1",), None, 1.0, None, ("model.version=v2", "optimizer.name=sgd"))
     recipe: Any = chosen_recipe(options, {})[0]
     assert (recipe.model.name, recipe.model.version, recipe.model.dropout) == ("R50x1", "v2", None)
     assert (recipe.optimizer.name, recipe.schedule.batch_size) == ("sgd", 4096)
     with pytest.raises(RecipeError):
-        chosen_recipe(BenchOptions(("S/16",), None, 1.0, None, None, ("model.fnord=1",)), {})
+        chosen_recipe(BenchOptions(("S/16",), None, 1.0, None, ("model.fnord=1",)), {})
 
 
 def test_target__a_folder_is_refused_before_anything_is_measured(vitctl: Vitctl) -> None:

@@ -419,19 +419,6 @@ def test_dedup__within_a_set_and_across_its_automatic_split(vitctl: Vitctl, tmp_
     )
 
 
-@pytest.mark.slow
-def test_index__warns_of_a_shard_that_is_there_twice(vitctl: Vitctl, tmp_path: Path) -> None:
-    plant(tmp_path / "photos")
-    assert vitctl("data", "shards", "photos", "out").code == 0
-    shard = tmp_path / "out/train/shard-000000.tar"
-    assert "same bytes" not in vitctl("data", "index", "out/train").out
-    shutil.copy(shard, shard.with_name("shard-000001.tar"))
-    assert (
-        "warning: shard-000001.tar has the same bytes as shard-000000.tar"
-        in vitctl("data", "index", "out/train").out
-    )
-
-
 def test_index__says_that_no_image_has_a_label(vitctl: Vitctl, tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     with webdataset.ShardWriter(f"{tmp_path}/train/theirs-%d.tar", verbose=0) as writer:

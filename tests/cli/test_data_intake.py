@@ -142,9 +142,8 @@ def test_shards__all_bad_images_are_named_and_skipped_on_request(vitctl: Vitctl,
     assert all(f"  {name}: {reason}" in said.out for name, reason in wrong.items())
     assert keys(tmp_path / "out/train") == {f"{name}/{n}.jpg" for name in ("cat", "dog") for n in range(10)}
     assert "8 bad images left out" in json.loads((tmp_path / "out/train/index.json").read_text())["source"]
-    assert vitctl("data", "shards", "photos", "x", "--bad", "some").err == (
-        "vitctl: --bad some: choose stop, skip or keep\n"
-    )
+    said = vitctl("data", "shards", "photos", "x", "--bad", "some")
+    assert said.err.startswith("vitctl: data shards: --bad some: some is not one of stop, skip, keep; see: ")
 
 
 def test_shards__a_long_list_goes_to_the_file(vitctl: Vitctl, tmp_path: Path) -> None:
@@ -155,24 +154,6 @@ def test_shards__a_long_list_goes_to_the_file(vitctl: Vitctl, tmp_path: Path) ->
     assert said.code == 2 and "more; all: out/intake.csv" in said.out
     assert len(said.out.splitlines()) < 60
     assert len(listed(tmp_path / "out")) == 300
-
-
-@pytest.mark.parametrize(
-    ("name", "doubt"),
-    [
-        ("Cat", "classes 'Cat' and 'cat' are named nearly the same"),
-        ("cat ", "classes 'cat' and 'cat ' are named nearly the same"),
-    ],
-)
-def test_shards__twins_are_refused_unless_kept(vitctl: Vitctl, tmp_path: Path, name: str, doubt: str) -> None:
-    plant(tmp_path / "photos", ("cat", "dog", name))
-    said = vitctl("data", "shards", "photos", "out")
-    assert said.code == 2 and doubt in said.out
-    assert said.err.startswith(
-        "vitctl: photos: 1 problem with the classes, listed above; no shards were written"
-    )
-    assert vitctl("data", "shards", "photos", "out", "--keep-class", name, "--keep-class", "cat").code == 0
-    assert len(open_shards(tmp_path / "out/train").class_names) == 3
 
 
 @pytest.mark.slow
@@ -299,6 +280,8 @@ STRUCTURES = {
         ("cat_train", "cat_test"),
         "classes 'cat_test' and 'cat_train' differ in the",
     ),
+    "twins": (("cat", "dog", "Cat"), "classes 'Cat' and 'cat' are named nearly the same"),
+    "a space": (("cat", "dog", "cat "), "classes 'cat' and 'cat ' are named nearly the same"),
     "a hyphen": (("great-owl", "great_owl"), "classes 'great-owl' and 'great_owl' are named nearly the same"),
     "a word for no label": (("None", "cat"), "class 'None' is named like a missing label: rename it, or"),
     "one class": (("cat",), "class 'cat' is the only one: add others, or type --keep-class cat"),

@@ -12,8 +12,7 @@ from tests.conftest import TINY
 from tests.docs.conftest import find_command
 from tests.matrix import each, slow
 from vitctl.cli.app import NO_VALUE, USAGE_ERROR, instead
-from vitctl.cli.completion import RECIPE_OF
-from vitctl.cli.flags import FLAGS, UNREAD, Flag, image_recipe
+from vitctl.cli.flags import FLAGS, RECIPE_OF, UNREAD, Flag, image_recipe
 from vitctl.errors import RecipeError
 from vitctl.recipe.load import Override, every_key, load_recipe, takes
 from vitctl.recipe.schema import JOBS

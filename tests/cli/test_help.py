@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from tests.cli.conftest import Vitctl
-from tests.cli.test_completion import offered
 from tests.docs.conftest import find_command
 from vitctl.cli.app import app
 
@@ -104,10 +104,13 @@ def test_help__of_a_group_is_short_and_in_one_style(words: str, vitctl: Vitctl) 
         assert one.is_flag or one.metavar in PLACEHOLDERS, one.opts
 
 
-def test_help__the_rest_is_offered_by_the_shell() -> None:
-    assert offered("vitctl finetune --prof") == ["--profile"]
-    assert offered("vitctl finetune --he") == ["--help"]
-    assert "sweep" in offered("vitctl sw")
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [("vitctl finetune --prof", "--profile"), ("vitctl finetune --he", "--help"), ("vitctl sw", "sweep")],
+)
+def test_help__the_rest_is_offered_by_the_shell(line: str, offered: str) -> None:
+    env = {"_VITCTL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    assert CliRunner().invoke(app, [], env=env, prog_name="vitctl").stdout.split() == [offered]
 
 
 def test_help__of_the_whole_program_knows_three_options_of_typer(vitctl: Vitctl) -> None:

@@ -14,7 +14,6 @@ from PIL import Image
 from tests.cli.conftest import Vitctl, words
 from tests.matrix import slow
 from tests.models.tiny_models import TINY
-from tests.models.weights import google_reference
 from tests.models.weights.conftest import META
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.inspect.overview import choose
@@ -97,44 +96,6 @@ def stored(config: Config, folder: Path, **meta: Any) -> Path:
         Weights(config, state, {**META, "image_size": config.image_size, **meta}), folder, "safetensors"
     )
     return folder
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick")
-def test_google__the_authors_layout_goes_the_whole_way(vitctl: Vitctl, photos: Path, tmp_path: Path) -> None:
-    """A stand-in for ViT-L_16.npz: its names, 14x14 patches of 16 pixels and a class token.
-
-    NumPy reads the file by itself.
-    """
-    shapes = dict(google_reference.transformer_shapes(24, 3, 40, 2, 196, (16, 16, 3), 5, rep=24))
-    published = google_reference.draw(shapes)
-    np.savez(tmp_path / "ViT-L_16.npz", **published)  # type: ignore[arg-type]
-    said = vitctl("inspect", "--from", "ViT-L_16.npz", photos, "--out", "pictures")
-    assert (said.code, said.err) == (0, f"{photos}: {LEFT_OUT}")
-    assert "4 figures, each as .png and .svg, and inspect.json in pictures" in said.out
-    assert drawn(tmp_path / "pictures") == ALL
-    [found] = numbers(tmp_path / "pictures")["weights"]
-    assert (found["name"], found["missing"]) == ("ViT-L_16", {})
-    filters = published["embedding/kernel"].reshape(-1, 24).T.astype(np.float64)
-    variances = np.linalg.eigvalsh(np.cov(filters, rowvar=False))[::-1]
-    np.testing.assert_allclose(
-        found["filters"]["explained_variance"], (variances / variances.sum())[:23], atol=1e-6
-    )
-    table = published["Transformer/posembed_input/pos_embedding"][0, 1:].astype(np.float64)
-    table /= np.linalg.norm(table, axis=1, keepdims=True)
-    cosines = (table @ table.T).reshape(14, 14, 14, 14)
-    by_offset = np.array(found["position_similarity"]["tables"][0]["by_row_and_column_offset"])
-    assert by_offset.shape == (27, 27)
-    assert by_offset[13, 13] == 1
-    beside = np.mean([cosines[r, c, r, c + 1] for r in range(14) for c in range(13)])
-    assert by_offset[13, 14] == pytest.approx(beside, abs=1e-6)
-    [first, _] = found["attention_distance"]["layers"]
-    assert len(first["heads"]) == 3
-    assert all(0 < pixels < 224 for pixels in first["heads"])
-    images = found["rollout"]["images"]
-    assert [one["name"] for one in images] == [str(photos / "b.jpg"), str(photos / "inner" / "a.png")]
-    assert np.array(images[0]["mask"]).shape == (14, 14)
-    assert 0 < np.sum(images[0]["mask"]) < 1
 
 
 @pytest.mark.slow

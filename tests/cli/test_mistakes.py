@@ -4,9 +4,7 @@ What people who know vitctl mistype is in test_bad_inputs.py.
 """
 
 import re
-import shlex
 import shutil
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.cli.conftest import Vitctl, words
 from tests.docs.conftest import write_photos
-from vitctl.cli.app import main
 from vitctl.cli.show.console import CONSOLE
 
 
@@ -141,51 +139,31 @@ def world(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def typed(world: Path, vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> Vitctl:
+    """`vitctl` as typed in that folder."""
     monkeypatch.chdir(world)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(CONSOLE, "width", 200)
+    return vitctl
 
 
-def answer(
-    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[object, str]:
-    """Type a line; return the exit code, and what is said last."""
-    monkeypatch.setattr(sys, "argv", ["vitctl", *shlex.split(line)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code, [*capsys.readouterr().err.splitlines(), ""][-1 if ended.value.code == 0 else -2]
-
-
-@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.typed)
-def test_mistake__is_answered(
-    mistake: Mistake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, said = answer(mistake.typed, monkeypatch, capsys)
-    assert code == 2
-    assert said.startswith("vitctl: ") and "Traceback" not in said
+def test_mistake__is_answered(mistake: Mistake, typed: Vitctl) -> None:
+    answer = typed(*words(mistake.typed))
+    said = answer.err.splitlines()[-1]
+    assert answer.code == 2 and said.startswith("vitctl: ") and "Traceback" not in said
     assert [part for part in mistake[1:] if part not in said] == [], said
 
 
-def test_mistakes__are_sixty_and_nearly_all_have_a_fix() -> None:
-    assert len({mistake.typed for mistake in MISTAKES}) >= 60
-    assert sum(not mistake.fix for mistake in MISTAKES) <= 5
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("mistake", [one for one in MISTAKES if one.fix.endswith("?") and "--" in one.fix])
-def test_mistake__its_proposal_works(
-    mistake: Mistake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistake__its_proposal_works(mistake: Mistake, typed: Vitctl) -> None:
     """In the place of the option, with its value, that is not known; or of the last words."""
-    _, said = answer(mistake.typed, monkeypatch, capsys)
+    said = typed(*words(mistake.typed)).err.splitlines()[-1]
     [proposal] = re.findall(r"did you mean (--.*)\?", said)
-    words = mistake.typed.split()
-    wrong = next((word for word in words if f"no such option {word};" in said), "--set")
-    kept = words[: words.index(wrong) if wrong in words else 1]
+    given = mistake.typed.split()
+    wrong = next((word for word in given if f"no such option {word};" in said), "--set")
+    kept = given[: given.index(wrong) if wrong in given else 1]
     start = [] if "--from" in kept else ["--from", "run", "--dry-run"]
     small = [] if "batch" in proposal else ["--batch-size", "2"]  # there are a few images
-    code, said = answer(" ".join([*kept, *start, *small, proposal]), monkeypatch, capsys)
-    assert code == 0, said
+    assert typed(*kept, *start, *small, *words(proposal)).code == 0

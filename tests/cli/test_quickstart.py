@@ -34,54 +34,17 @@ def test_quickstart__fine_tuned_beats_scratch_beats_majority(
     trained, scratch = rows["fewshot"].accuracies
     assert trained > scratch
     assert sum(row.step == "vtab" for row in quickstart.run_quickstart(out, seed)) == len(quickstart.TASKS)
+    said = capsys.readouterr().out
+    assert "vitctl finetune --from" in said and (out / "report.html").as_uri() in said
+    assert said.count("finished earlier") == len(quickstart.FOLDERS)
     result = json.loads((out / "export" / "result.json").read_text())
     model = onnx.load(result["files"]["onnx"])
     assert json.loads({p.key: p.value for p in model.metadata_props}["class_names"]) == list("0123456789")
     assert read_weights(result["files"]["safetensors"]).config.num_classes == 10
-    said = capsys.readouterr().out
-    assert "vitctl finetune --from" in said
-    assert (out / "report.html").as_uri() in said
     page = (out / "report.html").read_text()
     assert len(page) < 3_000_000
     assert all(f">{name}<" in page for name in quickstart.FOLDERS)
     assert "as in the result" in page
-
-
-def test_quickstart__typed_again_goes_on_in_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It took the representations that its own few-shot runs keep for files of somebody else."""
-    for name in (*quickstart.FOLDERS, "data", "features"):
-        (tmp_path / name).mkdir()
-
-    def shards(_: object) -> None:
-        raise DataError("no further")
-
-    monkeypatch.setattr(quickstart._Steps, "shards", shards)
-    with pytest.raises(DataError, match="no further"):
-        quickstart.run_quickstart(tmp_path, 0)
-
-
-def test_quickstart__finished_steps_are_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs = list[Path]()
-
-    def launch(run_dir: Path, *_: object, **__: object) -> dict[str, str]:
-        runs.append(run_dir)
-        status = "stopped" if len(runs) == 1 else "done"
-        run_dir.mkdir(exist_ok=True)
-        (run_dir / "result.json").write_text(json.dumps({"status": status}))
-        return {"status": status}
-
-    monkeypatch.setattr("vitctl.launch.prepare_run.prepare_run", lambda *_: None)
-    monkeypatch.setattr("vitctl.launch.worker.launch", launch)
-    with pytest.raises(KeyboardInterrupt):
-        quickstart._Steps(tmp_path, 0).run("pretrain", "quickstart")
-    for _ in range(2):
-        assert quickstart._Steps(tmp_path, 0).run("pretrain", "quickstart")[0] == {"status": "done"}
-    assert capsys.readouterr().out.splitlines()[-2:] == ["step 1 of 10: pretrain", "finished earlier"]
-    assert len(runs) == 2
 
 
 def test_quickstart__every_recipe_of_it_computes_in_float32(

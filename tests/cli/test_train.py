@@ -119,37 +119,19 @@ def test_resume__the_start_records_name_the_kernels(vitctl: Vitctl, tiny_data: P
     assert starts == ["math", "fused"]
 
 
-def test_dry_run__needs_no_data_and_has_the_papers_numbers(vitctl: Vitctl, tmp_path: Path) -> None:
-    said = vitctl("pretrain", "--recipe", "jft_h14", "--dry-run", "--all", "--set", "machine.processes=8")
-    assert (said.code, said.err) == (0, "")
-    numbers = [
-        "655,835,251 parameters",
-        "257 tokens",
-        "16x16 patches of 14 pixels",
-        "1,035,644 of 4,096 images",
-    ]
-    plan = [
-        "3.000e-04",
-        "303,000,000 images",
-        "exaFLOPs",
-        "on disk",
-        "accelerate launch --multi_gpu",
-        "--num_processes 8",
-    ]
-    for text in (*numbers, *plan, "weight_decay = 0.1                        # jft_b16.toml:"):
-        assert text in said.out
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_dry_run__the_plan_is_one_screen_and_the_rest_is_asked_for(
-    vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch
+    vitctl: Vitctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CONSOLE, "width", 80)
     line = ("pretrain", "--recipe", "jft_h14", "--dry-run", "--seed", 7)
     out = vitctl(*line, "--device", "H100").out
     assert len(out.splitlines()) <= 24 and max(map(len, out.splitlines())) <= 80
     for text in (
-        "steps",
+        "655,835,251 parameters",
+        "257 tokens",
+        "16x16 patches of 14 pixels",
+        "1,035,644 of 4,096 images",
+        "303,000,000 images",
         "4,158 exaFLOPs (4,259 exaFLOPs with all tokens in the",
         "85.5 days on 1 H100 at 57%",
         "does not fit 79.1 GiB (10% kept free)",
@@ -157,12 +139,14 @@ def test_dry_run__the_plan_is_one_screen_and_the_rest_is_asked_for(
         "TiB per process",
         "0.0003 at step 10,000, then linear to ",
     ):
-        assert text in out
+        assert text in " ".join(out.split())
     assert "launch" in out and "accelerate" not in out and "# --seed" not in out
     assert len(vitctl(*line).out.splitlines()) <= 24
     whole = vitctl(*line, "--all").out
     assert "seed = 7                                  # --seed" in whole
     assert whole.count("# default") > 30
+    assert "weight_decay = 0.1                        # jft_b16.toml:" in whole and "3.000e-04" in whole
+    assert list(tmp_path.iterdir()) == []
     assert vitctl("pretrain", "--recipe", "jft_h14", "--all").err == (
         "vitctl: --all needs --dry-run: it is about the plan\n"
     )
@@ -478,12 +462,6 @@ def test_finetune__without_its_weights_no_shards_are_written(vitctl: Vitctl, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
-def test_out__without_it_a_new_folder_under_runs(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
-    assert vitctl("pretrain", "-r", TINY, "--data", tiny_data, *SHORT).code == 0
-    assert vitctl("pretrain", "-r", TINY, "--data", tiny_data, *SHORT).code == 0
-    assert len(list((tmp_path / "runs").glob("tiny_*"))) == 2
-
-
 def test_resume__goes_on_with_a_recipe_changed_on_purpose(
     vitctl: Vitctl, tiny_data: Path, tmp_path: Path
 ) -> None:
@@ -497,19 +475,6 @@ def test_resume__goes_on_with_a_recipe_changed_on_purpose(
     assert "step 9/9" in said.out
     assert (tmp_path / "run" / "checkpoints" / "step_00000009").is_dir()
     assert "schedule.total_steps was " in (tmp_path / "run" / "log.jsonl").read_text()
-
-
-def test_slurm__writes_a_job_and_runs_nothing(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
-    line = ("pretrain", "--recipe", TINY, "--data", tiny_data, "--out", "run", "--slurm")
-    said = vitctl(*line, "nodes=2,tasks=2,time=1:00:00")
-    file = tmp_path / "run" / "job.sbatch"
-    assert said.code == 0
-    assert said.out.replace("\n", "").endswith(f"wrote {file}; submit it with: sbatch {file}")
-    assert f"-m vitctl resume {tmp_path / 'run'}\n" in file.read_text()
-    assert "processes = 4" in (tmp_path / "run" / "recipe.toml").read_text()
-    assert not (tmp_path / "run" / "log.jsonl").exists()
-    said = vitctl(*line, "nodes=2")
-    assert (said.code, said.err.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize("flag", ["--slurm", *slow("--k8s")])
@@ -526,6 +491,8 @@ def test_batch__the_launch_line_submits_the_job(
     launched = (tmp_path / "run" / "launch.txt").read_text()
     assert launched.strip() == said.out.replace("\n", "").partition("submit it with: ")[2]
     assert launched in planned.out
+    assert "processes = 4" in (tmp_path / "run" / "recipe.toml").read_text()
+    assert not (tmp_path / "run" / "log.jsonl").exists()
 
 
 @pytest.mark.parametrize(

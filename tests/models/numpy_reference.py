@@ -31,11 +31,11 @@ NO_DROPOUT = (1.0, 1.0, 1.0, 1.0)
 
 def forward(config: Config, w: Weights, images: Array, factors: tuple[float, ...] = NO_DROPOUT) -> Array:
     """The logits of any family; without a head, the representation."""
-    if isinstance(config, AxialResNetConfig):
-        features = axial_resnet(config, w, images).mean((2, 3))
+    if isinstance(config, ResNetConfig) and config.version == "v2":
+        features = resnet_v2(config.stage_depths, config.num_groups, w, images).mean((2, 3))
     elif isinstance(config, ResNetConfig):
-        body = resnet_v1 if config.version == "v1" else resnet_v2
-        features = body(config.stage_depths, config.num_groups, w, images).mean((2, 3))
+        axial = config if isinstance(config, AxialResNetConfig) else None
+        features = resnet_v1(config.stage_depths, config.num_groups, w, images, axial).mean((2, 3))
     else:
         features = transformer(config, w, images, factors)
     return dense(features, w, "head") if config.num_classes else features
@@ -286,13 +286,19 @@ def group_norm(x: Array, w: Weights, name: str, groups: int, eps: float) -> Arra
     return normal * w[f"{name}.weight"].reshape(shape) + w[f"{name}.bias"].reshape(shape)
 
 
-def resnet_v1(stage_depths: tuple[int, ...], groups: int, w: Weights, x: Array) -> Array:
-    """The map after the last stage: post-activation, SAME padding, std + 1e-5, GroupNorm eps 1e-6."""
+def resnet_v1(
+    stage_depths: tuple[int, ...], groups: int, w: Weights, x: Array, axial: AxialResNetConfig | None = None
+) -> Array:
+    """The map after the last stage: post-activation, SAME padding, std + 1e-5, GroupNorm eps 1e-6.
+
+    An axial one has attention for 3x3, sqrt(var + 1e-5) and GroupNorm eps 1e-4.
+    """
+    epsilons, eps = ({"variance_eps": 1e-5}, 1e-4) if axial else ({"std_eps": 1e-5}, 1e-6)
 
     def conv_norm(x: Array, conv: str, gn: str, stride: int) -> Array:
         kernel = w[f"{conv}.weight"]
-        x = std_conv(same(x, kernel.shape[-1], stride), kernel, stride, std_eps=1e-5)
-        return group_norm(x, w, gn, groups, 1e-6)
+        x = std_conv(same(x, kernel.shape[-1], stride), kernel, stride, **epsilons)
+        return group_norm(x, w, gn, groups, eps)
 
     x = relu(conv_norm(x, "backbone.root.conv", "backbone.root.norm", 2))
     x = windows(same(x, 3, 2, -np.inf), 3, 2).max((-1, -2))
@@ -303,7 +309,15 @@ def resnet_v1(stage_depths: tuple[int, ...], groups: int, w: Weights, x: Array) 
             if f"{name}.projection.weight" in w:
                 shortcut = conv_norm(x, f"{name}.projection", f"{name}.projection_norm", stride)
             y = relu(conv_norm(x, f"{name}.conv1", f"{name}.norm1", 1))
-            y = relu(conv_norm(y, f"{name}.conv2", f"{name}.norm2", stride))
+            if axial:
+                rows = [axial_attention(y[:, :, i], w, f"{name}.row", axial) for i in range(y.shape[2])]
+                y = np.stack(rows, 2)
+                columns = [axial_attention(y[..., i], w, f"{name}.column", axial) for i in range(y.shape[3])]
+                y = np.stack(columns, 3)
+                y = windows(same(y, 2, 2), 2, 2).mean((-1, -2)) if stride == 2 else y
+                y = relu(y)
+            else:
+                y = relu(conv_norm(y, f"{name}.conv2", f"{name}.norm2", stride))
             x = relu(shortcut + conv_norm(y, f"{name}.conv3", f"{name}.norm3", 1))
     return x
 
@@ -328,36 +342,6 @@ def resnet_v2(stage_depths: tuple[int, ...], groups: int, w: Weights, x: Array) 
             y = conv(active(y, f"{name}.norm2"), f"{name}.conv2", stride)
             x = shortcut + conv(active(y, f"{name}.norm3"), f"{name}.conv3", 1)
     return active(x, "norm")
-
-
-def axial_resnet(config: AxialResNetConfig, w: Weights, x: Array) -> Array:
-    """The map after the last stage: V1 with attention for 3x3, sqrt(var + 1e-5), GroupNorm eps 1e-4."""
-    groups = config.num_groups
-
-    def conv_norm(x: Array, conv: str, gn: str, stride: int) -> Array:
-        kernel = w[f"{conv}.weight"]
-        x = std_conv(same(x, kernel.shape[-1], stride), kernel, stride, variance_eps=1e-5)
-        return group_norm(x, w, gn, groups, 1e-4)
-
-    x = relu(conv_norm(x, "backbone.root.conv", "backbone.root.norm", 2))
-    x = windows(same(x, 3, 2, -np.inf), 3, 2).max((-1, -2))
-    for stage, depth in enumerate(config.stage_depths):
-        for unit in range(depth):
-            name, stride = f"backbone.stages.{stage}.{unit}", 2 if stage > 0 and unit == 0 else 1
-            shortcut = x
-            if f"{name}.projection.weight" in w:
-                shortcut = conv_norm(x, f"{name}.projection", f"{name}.projection_norm", stride)
-            y = relu(conv_norm(x, f"{name}.conv1", f"{name}.norm1", 1))
-            y = np.stack(
-                [axial_attention(y[:, :, i], w, f"{name}.row", config) for i in range(y.shape[2])], 2
-            )
-            y = np.stack(
-                [axial_attention(y[..., i], w, f"{name}.column", config) for i in range(y.shape[3])], 3
-            )
-            if stride == 2:
-                y = windows(same(y, 2, 2), 2, 2).mean((-1, -2))
-            x = relu(shortcut + conv_norm(relu(y), f"{name}.conv3", f"{name}.norm3", 1))
-    return x
 
 
 def axial_attention(x: Array, w: Weights, name: str, config: AxialResNetConfig) -> Array:

@@ -42,11 +42,6 @@ def test_build__without_a_seed_draws_nothing(name: str, monkeypatch: pytest.Monk
     assert all(loaded[key].isnan().all() for key in drawn if key not in constant)
 
 
-def test_build__starts_with_the_head_bias_for_every_image(tiny: ViTConfig) -> None:
-    logits = build(replace(tiny, head_bias=-10.0))(torch.randn(2, 3, 32, 32))
-    assert torch.equal(logits, torch.full((2, 5), -10.0))
-
-
 def test_transfer__does_not_touch_the_source(
     tiny: ViTConfig, source: ViTConfig, random_model: MakeModel
 ) -> None:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.matrix import each
-from tests.models.tiny_models import TINY
+from tests.models.tiny_models import MASKED, TINY
 from vitctl.errors import RecipeError
-from vitctl.models.variants import HybridConfig, ResNetConfig, ViTConfig, channels, sides, stages, variant
+from vitctl.models.variants import ViTConfig, variant
 
 # Table 8: none and relative have one cell each.
 CELLS = {("none", "stem"), ("relative", "stem")} | {
@@ -32,6 +32,45 @@ def test_config__has_the_eight_cells_of_table_8_and_no_other(tiny: ViTConfig) ->
 @each(
     ("name", "wrong", "words"),
     [
+        ("B/16", {"num_heads": 5}, "model: hidden_size 768 is not a multiple of num_heads 5"),
+        ("B/16", {"image_size": 8}, "model: patch_size 16 is larger than image_size 8"),
+        ("B/16", {"dropout": 1.0}, "model: dropout must lie in [0, 1), not 1.0"),
+        ("B/16", {"dropout": float("nan")}, "model: dropout must be a finite number, not nan"),
+        ("B/16", {"norm_eps": 0}, "model: norm_eps must be positive, not 0"),
+        ("B/16", {"depth": 0}, "model: depth must be a whole number from 1 to 1,000, not 0"),
+        ("B/16", {"depth": True}, "model: depth must be a whole number from 1 to 1,000, not True"),
+        (
+            "B/16",
+            {"num_classes": -1},
+            "model: num_classes must be a whole number from 0 to 16,777,216, not -1",
+        ),
+        ("B/16", {"patch_size": "16"}, "model: patch_size must be a whole number from 1 to 4,096, not '16'"),
+        (
+            "B/16",
+            {"classifier": "map"},
+            "model: classifier must be one of token, gap, patches, token_patches, attention, not 'map'",
+        ),
+        ("B/16", {"head_bias": "low"}, "model: head_bias must be a finite number, not 'low'"),
+        (
+            "B/16",
+            {"gelu": "x", "depth": 1.5},
+            "from 1 to 1,000, not 1.5; gelu must be one of tanh, erf, quick, not 'x'",
+        ),
+        (
+            "Axial-B/32",
+            {"classifier": "token"},
+            "model: an axial model has no class token: classifier must be gap",
+        ),
+        ("Axial-B/32", {"position_embedding": "relative"}, "no relative positions"),
+        ("AxialR50", {"version": "v2"}, "model: an axial ResNet is v1, not v2"),
+        ("AxialR50", {"num_heads": 64}, "model: width 64 is not a multiple of twice num_heads 64"),
+        ("mean_color", {"num_classes": 5}, "masked patch prediction has no classes"),
+        (
+            "mean_color",
+            {"target": "hog"},
+            "target must be one of mean_color, downsized, pixels, not 'hog'",
+        ),
+        ("mean_color", {"target": "downsized", "patch_size": 6}, "and patch_size 6 is not a multiple of 4"),
         ("vit", {"position_embedding": "rotary"}, "2d, relative, relative_bias, sincos, not 'rotary'"),
         (
             "vit",
@@ -57,38 +96,6 @@ def test_config__has_the_eight_cells_of_table_8_and_no_other(tiny: ViTConfig) ->
 )
 def test_config__wrong_value_is_refused_in_one_line(name: str, wrong: dict[str, object], words: str) -> None:
     with pytest.raises(RecipeError) as error:
-        replace(TINY[name], **wrong)
+        replace({**TINY, **MASKED}.get(name) or variant(name), **wrong)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("image_size", "expected"),
-    [(224, [56, 56, 28, 14, 7]), (384, [96, 96, 48, 24, 12]), (37, [10, 10, 5, 3, 2]), (1, [1, 1, 1, 1, 1])],
-)
-def test_sides__halve_and_round_up(image_size: int, expected: list[int]) -> None:
-    assert sides(image_size, 4) == expected
-    assert sides(image_size, 0) == expected[:1]
-
-
-def test_stages__are_the_units_of_a_resnet50() -> None:
-    config = variant("R50x1")
-    assert isinstance(config, ResNetConfig)
-    found = stages(config)
-    assert [len(stage) for stage in found] == [3, 4, 6, 3]
-    units = [unit for stage in found for unit in stage]
-    assert [unit.side for unit in units] == 3 * [56] + [56] + 3 * [28] + [28] + 5 * [14] + [14] + 2 * [7]
-    assert [unit.stride for unit in units] == 3 * [1] + [2, 1, 1, 1] + [2, 1, 1, 1, 1, 1] + [2, 1, 1]
-    assert [unit.projected for unit in units] == [index in (0, 3, 7, 13) for index in range(16)]
-    assert [units[0].inputs, *(unit.outputs for unit in units)][::4] == [64, 512, 1024, 1024, 2048]
-    assert config.feature_size == channels(64, 4) == 2048
-
-
-def test_hybrid__grid_is_that_of_the_feature_map() -> None:
-    for image_size, side in ((224, 14), (384, 24), (225, 15)):
-        config = variant("R50+B/16", image_size=image_size)
-        assert isinstance(config, HybridConfig)
-        assert (config.map_size, config.grid, config.map_channels) == (side, (side, side), 1024)
-    root_alone = variant("R+Ti/16", image_size=384)
-    assert isinstance(root_alone, HybridConfig)
-    assert (root_alone.map_size, root_alone.grid, root_alone.map_channels) == (96, (12, 12), 64)

@@ -140,12 +140,6 @@ def test_count_parameters__of_masked_patch_models_equals_the_built_model(masked:
     assert count_parameters(masked) == parameters_of(masked)
 
 
-def test_count_parameters__equals_the_authors_for_the_base_of_appendix_d2() -> None:
-    config = ViTConfig(patch_size=32, hidden_size=1024, depth=8, mlp_size=2048, num_heads=16, num_classes=0)
-    assert (count_parameters(config), parameters_of(config)) == (70_400_000, 70_400_000)
-    assert count_parameters(replace(config, num_classes=1000)) == 71_425_000
-
-
 configs = st.builds(
     lambda heads, per_head, **fields: ViTConfig(num_heads=heads, hidden_size=heads * per_head, **fields),
     heads=st.integers(1, 4),
@@ -159,25 +153,6 @@ configs = st.builds(
     classifier=st.sampled_from(["token", "gap"]),
     position_embedding=st.sampled_from(["learned", "none"]),
 )
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        variant("B/16"),
-        variant("B/32", classifier="gap", num_classes=0),
-        *slow(variant("H/14", image_size=384, num_classes=18291, representation_size=1280)),
-    ],
-    ids=["token", "gap", "remainder"],
-)
-def test_count_macs__is_half_of_what_torch_counts(config: ViTConfig) -> None:
-    model = build(config, device="meta")
-    model.every_token = True
-    images = torch.empty(1, 3, config.image_size, config.image_size, device="meta")
-    # The plain attention, because torch counts it operation by operation.
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        model(images)
-    assert counter.get_total_flops() == 2 * count_macs(config)
 
 
 def counted_macs(config: Config, *, every_token: bool = True) -> float:
@@ -213,7 +188,9 @@ def test_count_macs__padded_is_what_torch_counts_for_masked_patches(masked: Mask
     assert count_macs(masked, padded=True) == counted_macs(masked)
 
 
-@pytest.mark.parametrize("name", ["R+Ti/16", *slow("Axial-B/16", "R50+L/32", "R152x1", "AxialR50")])
+@pytest.mark.parametrize(
+    "name", ["B/16", "R+Ti/16", *slow("H/14", "Axial-B/16", "R50+L/32", "R152x1", "AxialR50")]
+)
 def test_count_macs__padded_is_what_torch_counts_at_full_size(name: str) -> None:
     for config in (variant(name), variant(name, image_size=384)):
         assert count_macs(config, padded=True) == counted_macs(config)
@@ -282,15 +259,6 @@ def sizes() -> Iterator[tuple[ViTConfig, int]]:
     yield variant("Ti/16", image_size=96, num_classes=10), 4
     yield variant("S/16", depth=3, num_classes=100, representation_size=384), 2
     yield variant("Ti/16", depth=4, image_size=64, classifier="gap", position_embedding="none"), 8
-
-
-@pytest.mark.parametrize("precision", ["bf16", *slow("float32", "float64")])
-@pytest.mark.parametrize(("config", "micro_batch"), list(sizes()))
-def test_training_memory__fits_what_autograd_keeps(
-    config: ViTConfig, micro_batch: int, precision: Literal["float32", "bf16", "float64"]
-) -> None:
-    measured = saved_bytes(config, micro_batch, precision)
-    assert estimated_saved_bytes(config, micro_batch, precision) == pytest.approx(measured, rel=0.03)
 
 
 @pytest.mark.parametrize("precision", ["bf16", *slow("float32", "float64")])

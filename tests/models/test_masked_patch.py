@@ -11,13 +11,11 @@ from torch import Tensor
 
 from tests.models.numpy_reference import masked_patch
 from tests.models.tiny_models import MASKED
-from vitctl.errors import RecipeError
 from vitctl.models.build import Model, build, transfer
 from vitctl.models.masked_patch import (
     MASK,
     Corruption,
     MaskedPatchTransformer,
-    corrupt,
     draw_corruption,
     masked_patch_loss,
     targets,
@@ -56,24 +54,6 @@ def test_draw_corruption__has_the_shares_of_the_paper() -> None:
     # Every place and every replacement has its turn.
     assert torch.stack([c.corrupted for c in drawn]).float().mean(dim=0) == pytest.approx(0.5, abs=0.15)
     assert len(chosen[(chosen != MASK) & ~stays].unique()) == 196
-
-
-@pytest.mark.parametrize(
-    ("patches", "rate", "number"), [(196, 0.15, 29), (196, 1.0, 196), (2, 0.5, 1), (4, 0.01, 1)]
-)
-def test_draw_corruption__corrupts_a_fixed_number(patches: int, rate: float, number: int) -> None:
-    rng = np.random.default_rng(1)
-    assert {int(draw_corruption(patches, rng, rate).corrupted.sum()) for _ in range(20)} == {number}
-
-
-def test_corrupt__puts_each_source_in_its_place() -> None:
-    patches = torch.arange(2 * 4 * 3.0).reshape(2, 4, 3)
-    mask = torch.full((1, 1, 3), -7.0)
-    found = corrupt(patches, torch.tensor([[0, MASK, 1, 3], [MASK, MASK, 2, 0]]), mask)
-    expected = patches.clone()
-    expected[0, 1], expected[0, 2] = -7, patches[0, 1]
-    expected[1, 0], expected[1, 1], expected[1, 3] = -7, -7, patches[1, 0]
-    assert torch.equal(found, expected)
 
 
 def class_of(color: np.ndarray) -> int:
@@ -177,16 +157,3 @@ def test_transfer__gives_the_body_to_a_plain_model(
     images = images_for(tiny)
     expected = pretrained.encode(pretrained.embed(images))[:, 0]
     assert (same_size.features(images) - expected).abs().max() < 1e-12 * expected.abs().max()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"num_classes": 5}, "masked patch prediction has no classes"),
-        ({"target": "hog"}, "target must be one of mean_color, downsized, pixels, not 'hog'"),
-        ({"target": "downsized", "patch_size": 6}, "and patch_size 6 is not a multiple of 4"),
-    ],
-)
-def test_config__refuses_what_cannot_be_predicted(wrong: dict[str, object], words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
-        replace(COLOR, **wrong)

@@ -5,7 +5,6 @@ import torch
 from tests.matrix import each
 from vitctl.errors import CheckpointError
 from vitctl.models.build import resize_axis, resize_position_embedding
-from vitctl.models.positions import grid_table, relative_logits
 
 # What the paper's resolutions ask for, then those of B/8, where scipy's default border zeroes a row by
 # rounding.
@@ -30,11 +29,6 @@ def test_zoom__equals_scipy(old: int, new: int, prefix: int) -> None:
     assert resized.shape == (1, prefix + new * new, 6)
     assert torch.equal(resized[:, :prefix], table[:, :prefix])
     assert np.abs(resized[0, prefix:].numpy() - expected).max() < 1e-12
-
-
-def test_resize__same_grid_changes_nothing() -> None:
-    table = random_table(14, 1, torch.float32)
-    assert torch.equal(resize_position_embedding(table, (14, 14), (14, 14), 1), table)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -80,26 +74,3 @@ def test_resize_axis__keeps_both_ends_and_the_middle_and_is_linear_between() -> 
     assert resize_axis(table, 9).flatten().tolist() == [0, 0.5, 1, 2.5, 4, 6.5, 9, 12.5, 16]
     assert resize_axis(table, 3).flatten().tolist() == [0, 4, 16]
     assert torch.equal(resize_axis(table, 5), table)
-
-
-def test_grid_table__joins_the_column_and_the_row_of_each_patch() -> None:
-    rows, columns = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
-    table = grid_table(rows, columns, prefix_tokens=1)
-    assert table.shape == (2, 1 + 15, 8)
-    assert not table[:, 0].any()
-    for row in range(3):
-        for column in range(5):
-            expected = torch.cat([columns[:, column], rows[:, row]], dim=-1)
-            assert torch.equal(table[:, 1 + 5 * row + column], expected)
-
-
-def test_relative_logits__depend_on_the_offset_of_query_and_key() -> None:
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(2, 3, 6, 4, generator=generator, dtype=torch.float64)
-    offsets = torch.randn(11, 12, generator=generator, dtype=torch.float64)
-    found = relative_logits(query, offsets)
-    assert found.shape == (2, 3, 6, 6)
-    for q in range(6):
-        for k in range(6):
-            embedding = offsets[q - k + 5].reshape(3, 4)
-            assert torch.allclose(found[:, :, q, k], (query[:, :, q] * embedding).sum(-1), atol=1e-14, rtol=0)

@@ -3,65 +3,19 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
-from tests.models.numpy_reference import std_conv, symmetric, windows
 from tests.models.tiny_models import TINY
 from vitctl.models.build import build
-from vitctl.models.resnet import V1, V2, GroupNorm, Numerics, RootV2, StdConv, pad_same, standardise
+from vitctl.models.resnet import GroupNorm, StdConv
 from vitctl.models.variants import ResNetConfig
-
-
-@pytest.mark.parametrize(
-    ("side", "kernel", "stride", "pads"),
-    [
-        (224, 7, 2, (2, 3)),
-        (112, 3, 2, (0, 1)),
-        (56, 3, 2, (0, 1)),
-        (56, 3, 1, (1, 1)),
-        (37, 3, 2, (1, 1)),
-        (5, 1, 2, (0, 0)),
-    ],
-)
-def test_pad_same__is_that_of_tensorflow(side: int, kernel: int, stride: int, pads: tuple[int, int]) -> None:
-    images = torch.ones(1, 1, side, side)
-    padded, padding = pad_same(images, kernel, stride, value=-2.0)
-    shown = torch.nn.functional.pad(padded, (padding,) * 4, value=-2.0)
-    expected = torch.nn.functional.pad(images, (pads[0], pads[1]) * 2, value=-2.0)
-    assert torch.equal(shown, expected)
-    assert (shown.shape[-1] - kernel) // stride + 1 == math.ceil(side / stride)
-
-
-@pytest.mark.parametrize("numerics", [V1, V2])
-def test_standardise__adds_its_own_epsilon_in_its_own_place(numerics: Numerics) -> None:
-    # Kernels so flat that the epsilons decide.
-    weight = 1e-5 * torch.randn(4, 3, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    images = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    eps = {"std_eps": 1e-5} if numerics is V1 else {"variance_eps": 1e-10}
-    expected = std_conv(symmetric(images.numpy(), 1), weight.numpy(), 1, **eps)
-    found = torch.nn.functional.conv2d(images, standardise(weight, numerics), padding=1).numpy()
-    assert np.abs(found - expected).max() < 1e-12
-    other = standardise(weight, V2 if numerics is V1 else V1)
-    assert (standardise(weight, numerics) - other).abs().max() > 0.01
 
 
 def test_group_norm__stays_wide_in_autocast() -> None:
     norm, images = GroupNorm(2, 4), torch.randn(2, 4, 3, 3)
     with torch.autocast("cpu", torch.bfloat16):
         assert norm(images.bfloat16()).dtype == torch.float32
-
-
-def test_root_v2__sees_zeros_at_the_border_and_not_minus_infinity() -> None:
-    root = RootV2(8).double()
-    images = torch.rand(1, 3, 12, 12, dtype=torch.float64)
-    with torch.no_grad():
-        found = root(images).numpy()
-        map_ = root.conv(images).numpy()
-    framed = symmetric(map_, 1)
-    assert np.array_equal(found, windows(framed, 3, 2).max((-1, -2)))
-    assert (found[:, :, 0] >= 0).all()
 
 
 def test_initialise__convolutions_are_lecun_normal() -> None:

@@ -332,14 +332,6 @@ def test_find_device__a_sibling_or_a_part_is_not_guessed(name: str) -> None:
         find_device(name)
 
 
-def test_gpus__less_memory_than_the_data_sheets_say() -> None:
-    """GB of the data sheets. nvidia-smi shows 23,034 MiB of an L4 and 46,068 MiB of an L40S."""
-    sheets = {"H200": 141, "H100": 80, "A100": 80, "L40S": 48, "L4": 24, "GeForce RTX 4090": 24, "V100": 32}
-    for name, sheet in sheets.items():
-        assert 0.9 * sheet <= GPUS[name].memory < sheet
-    assert GPUS["L4"].memory <= 23034 / 1024 and GPUS["L40S"].memory <= 46068 / 1024
-
-
 def test_what_is_not_known_is_refused() -> None:
     assert GPUS.keys() <= PEAK_TFLOPS.keys()
     with pytest.raises(RecipeError, match="TPU"):
@@ -348,33 +340,9 @@ def test_what_is_not_known_is_refused() -> None:
         estimate(variant("R50x1"), "H100", Step(8))
 
 
-def test_docs__ranges_are_those_of_the_table() -> None:
+def test_docs__the_constants_are_those_of_the_results() -> None:
     table = (ROOT / "benchmarks" / "results" / "roofline.md").read_text()
-    found = re.findall(
-        r"^\| benchmark-(\S+) \| \d+ \| [\d.]+ \| ([\d.]+) to ([\d.]+) \|", table, re.MULTILINE
-    )
-    ranges = {name: (float(low), float(high)) for name, low, high in found}
-    (trained,) = [ends for name, ends in ranges.items() if name.startswith("train")]
-    said = " ".join((ROOT / "benchmarks" / "results" / "roofline_limits.md").read_text().split())
-    for words, kind in (("Compiled forward passes come out", True), ("uncompiled ones", False)):
-        ends = [
-            one for name, one in ranges.items() if name.startswith("infer") and ("dynamo" in name) == kind
-        ]
-        low, high = min(low for low, _ in ends), max(high for _, high in ends)
-        assert f"{words} {low} to {high}" in said.replace(" of what was measured", "")
-    assert f"eager training {trained[0]} to {trained[1]}" in said
-    nemo = re.findall(r"^\| NeMo .*\(([\d.]+)\) \| .*\(([\d.]+)\) \|$", table, re.MULTILINE)
-    (fused_a, plain_a), (fused_h, plain_h) = nemo
-    assert f"8 A100: {fused_a} times with fused attention, {plain_a} with plain" in said
-    assert f"8 H100: {fused_h} and {plain_h}." in said
-    [(rows, error)] = re.findall(r"^\| all \| (\d+) \| ([\d.]+) \|", table, re.MULTILINE)
-    assert f"the mean error is {100 * float(error):.0f} %" in said
-    assert f"timm's {rows} published rates" in said
-    errors = dict(re.findall(r"^\| (tested|S|Ti) \| \d+ \| ([\d.]+) \|", table, re.MULTILINE))
-    tested, small, tiny = (f"{100 * float(errors[name]):.1f} %" for name in ("tested", "S", "Ti"))
-    assert f"others the error is {tested}, {small} for S and {tiny} for Ti" in said
     assert f"Fitted: WIDEST {WIDEST:g}, NARROW {NARROW:g};" in table
     for kind, rate in (("compiled", "7,716"), ("eager", "2,305")):
         [ratio] = re.findall(rf"^\| {kind} \| {rate} \| .* \| ([\d.]+) \|", table, re.MULTILINE)
-        assert f"{rate}" in said and re.search(rf"\b{re.escape(ratio)} times", said)
         assert round(float(ratio), 1) == OVER_PUBLISHED[kind == "compiled"]

@@ -74,17 +74,6 @@ def test_dropout__is_at_the_four_places_and_no_other(
     assert np.abs(model(images).detach().numpy() - expected).max() < 1e-12
 
 
-def test_dropout__acts_in_training_and_not_in_evaluation(
-    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
-) -> None:
-    model, plain = random_model(replace(tiny, dropout=0.3)), random_model(tiny)
-    images = images_for(tiny)
-    assert torch.equal(model(images), plain(images))
-    assert torch.equal(plain.train()(images), plain.eval()(images))
-    model.train()
-    assert not torch.equal(model(images), model(images))
-
-
 def test_forward__drops_the_pixels_beyond_the_last_patch(
     tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
 ) -> None:
@@ -192,18 +181,6 @@ def test_drop_path__acts_in_training_alone_and_draws_nothing_at_rate_0(
     assert torch.equal(torch.get_rng_state(), before)
     model.train()
     assert not torch.equal(model(images), model(images))
-
-
-@pytest.mark.parametrize("position", ["learned", "2d", "relative", "none"])
-def test_encode__moves_with_the_patches_only_without_positions(
-    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages, position: str
-) -> None:
-    """Neighbours exchanged: the class token's output changes with any kind of position."""
-    model = random_model(replace(tiny, position_embedding=position))
-    patches = model.embed(images_for(tiny))
-    order = torch.tensor([1, 0, *range(2, 16)])
-    change = (model.encode(patches)[:, 0] - model.encode(patches[:, order])[:, 0]).abs().max()
-    assert (change > 1e-3) == (position != "none")
 
 
 @pytest.mark.parametrize("name", ["vit", "hybrid"])

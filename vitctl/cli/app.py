@@ -31,8 +31,7 @@ from vitctl.cli import (
     serve,
     weights_commands,
 )
-from vitctl.cli.completion import RECIPE_OF
-from vitctl.cli.flags import FLAGS, UNREAD
+from vitctl.cli.flags import FLAGS, RECIPE_OF, UNREAD
 from vitctl.cli.help import Command, Group, help_last
 from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import LaunchError, explained
@@ -276,7 +275,7 @@ _REWORDED = (
     (r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", r"unexpected argument: \1"),
     (r"Option (.*?) requires an? argument\.", r"\1: needs a value"),
     (r"Option (.*?) does not take a value\.", r"\1: takes no value"),
-    (r"Invalid value for (.*?): (?:Input )?(.*?)(?:, unable .*)?", r"\1: \2"),
+    (r"Invalid value for (.*?): (?:Input |Value error, )?(.*?)(?:, unable .*)?", r"\1: \2"),
     (r"Missing (argument|option) (.*?)\..*", r"missing \1 \2"),
 )
 
@@ -341,19 +340,16 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
         return f"vitctl has no such setting{row.remark}"
     if places := command.ending(word):
         return did_you_mean(command.typed(place, value) for place in places[:MOST])
-    if command.keys and row and (others := _jobs_with(row.places)):
-        commands = " and ".join(f"`vitctl {job}`" for job in others[:2])
-        return f"it is {row.here} of {commands}{row.remark}"
+    if command.keys and row:
+        from vitctl.recipe.load import every_key
+        from vitctl.recipe.schema import JOBS
+
+        keys = {place.partition("=")[0] for place in row.places}
+        others = [f"`vitctl {job}`" for job, schema in JOBS.items() if keys & {*every_key(schema)}]
+        if others:
+            return f"it is {row.here} of {' and '.join(others[:2])}{row.remark}"
     near = one_edit_away(word, command.words)
     return did_you_mean(command.typed(command.words[one], NO_VALUE) for one in near[:MOST])
-
-
-def _jobs_with(places: Sequence[str]) -> list[str]:
-    from vitctl.recipe.load import every_key
-    from vitctl.recipe.schema import JOBS
-
-    keys = {place.partition("=")[0] for place in places}
-    return [job for job, schema in JOBS.items() if keys & {*every_key(schema)}]
 
 
 class _Command:

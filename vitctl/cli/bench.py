@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitctl.cli import completion
-from vitctl.cli.flags import MORE, Flags, Set, takes_flags
+from vitctl.cli.flags import Flags, Set, takes_flags
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,7 +19,6 @@ Recipe = Annotated[
         "--recipe",
         "-r",
         help="Recipe of pretrain or finetune, or path of a .toml file; default: in1k_b16",
-        autocompletion=completion.recipes,
     ),
 ]
 Seconds = Annotated[
@@ -31,15 +29,6 @@ Seconds = Annotated[
         "for `bench model --resolutions` 8 per model and size",
         min=1,
         max=10**7,
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        "--threads",
-        help="Number of CPU threads; default: OMP_NUM_THREADS, as in a run",
-        min=1,
-        rich_help_panel=MORE,
     ),
 ]
 Json = Annotated[
@@ -57,7 +46,6 @@ def bench_model(
         typer.Argument(
             metavar="NAME",
             help="Model such as S/16 instead of the recipe's; several with --resolutions",
-            autocompletion=completion.models,
         ),
     ] = None,
     recipe: Recipe = None,
@@ -72,7 +60,6 @@ def bench_model(
         ),
     ] = None,
     seconds: Seconds = None,
-    threads: Threads = None,
     resolutions: Annotated[
         str | None,
         typer.Option(
@@ -100,7 +87,7 @@ def bench_model(
     """
     from vitctl.cli.show.measurements import BenchOptions, run_model, run_resolutions
 
-    options = BenchOptions(tuple(names or ()), recipe, seconds or _SECONDS, threads, json, tuple(set_ or ()))
+    options = BenchOptions(tuple(names or ()), recipe, seconds or _SECONDS, json, tuple(set_ or ()))
     if resolutions is not None or plot is not None:
         run_resolutions(options, resolutions, flags, plot, seconds)
     else:
@@ -114,7 +101,6 @@ def bench_data(
     recipe: Recipe = None,
     flags: Flags,
     seconds: Seconds = None,
-    threads: Threads = None,
     json: Json = None,
     set_: Set = None,
 ) -> None:
@@ -125,4 +111,4 @@ def bench_data(
     """
     from vitctl.cli.show.measurements import BenchOptions, run_data
 
-    run_data(BenchOptions((), recipe, seconds or _SECONDS, threads, json, tuple(set_ or ())), flags)
+    run_data(BenchOptions((), recipe, seconds or _SECONDS, json, tuple(set_ or ())), flags)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vitctl.cli import completion
 from vitctl.cli.data_commands import DATA, Columns, Root, app, number_of_workers, shards_of
 from vitctl.cli.flags import Set, Workers, overrides_of
 from vitctl.cli.run_job import proportional_sizes
@@ -69,7 +68,7 @@ def check(
     from vitctl.data.shards.index import find_splits
     from vitctl.data.source.stores import ShardSource
     from vitctl.data.source.views import class_zero_note, unlabelled_note
-    from vitctl.errors import DataError
+    from vitctl.errors import DataError, refuse
     from vitctl.system.remote import is_remote
 
     photographs = is_photographs(folder)
@@ -98,20 +97,23 @@ def check(
         notes += _near_duplicates(indexes, number_of_workers(workers))
     for line in (*problems, *contradictions, *notes):
         say(line)
-    if problems:
-        hidden = sum(max(0, len(report.problems) - _SHOWN_PROBLEMS) for report, _ in reports.values())
-        some = f", {len(problems)} of them" if hidden else ""
-        raise DataError(
+    hidden = sum(max(0, len(report.problems) - _SHOWN_PROBLEMS) for report, _ in reports.values())
+    some = f", {len(problems)} of them" if hidden else ""
+    refuse(
+        DataError,
+        (
+            problems,
             folder,
             f"{count_text(len(problems) + hidden, 'problem')}{some} listed above",
             "make the shards again or copy the damaged ones",
-        )
-    if contradictions and not (accept_labels or is_name):
-        raise DataError(
+        ),
+        (
+            contradictions and not (accept_labels or is_name),
             folder,
             "the same image has different labels, listed above",
             "correct the labels and make the shards again, or accept them with --accept-labels",
-        )
+        ),
+    )
     untrainable = [f"'{split}'" for split, note in unlabelled.items() if note]
     but = f", but {' and '.join(untrainable)} cannot be trained on or scored" if untrainable else ""
     verdict = "all is well"
@@ -232,14 +234,13 @@ def _near_duplicates(indexes: "Mapping[str, Index]", workers: int) -> list[str]:
 
     A single split is divided as training divides it; identical images on both sides count, too.
     """
-    from vitctl.cli.show.console import adding, progress_bar
+    from vitctl.cli.show.console import counting
     from vitctl.data.inspect.duplicates import NEAR_BITS, compare_within, describe, sides_of
     from vitctl.data.source.splits import without_excluded
     from vitctl.data.source.stores import ShardSource
 
     sides = sides_of({name: without_excluded(ShardSource(index)) for name, index in indexes.items()})
-    with progress_bar("looking for near-duplicates") as progress:
-        done = adding(progress, sum(map(len, sides.values())))
+    with counting("looking for near-duplicates", sum(map(len, sides.values()))) as done:
         compared = compare_within(sides, max_bits=NEAR_BITS, workers=workers, done=done)
     return [
         f"{describe(found)}; see `vitctl data dedup`"
@@ -308,14 +309,13 @@ def stats(
     For example: vitctl data stats shards/
     Guide: docs/own-data.md
     """
-    from vitctl.cli.show.console import adding, progress_bar, say, show_table
+    from vitctl.cli.show.console import counting, say, show_table
     from vitctl.data.inspect.overview import measure
     from vitctl.engine.journal import json_text
 
     measured: dict[str, Stats] = {}
     for split, source in _opened(folder, columns).items():
-        with progress_bar(f"measuring {split}") as progress:
-            done = adding(progress, min(images or len(source), len(source)))
+        with counting(f"measuring {split}", min(images or len(source), len(source))) as done:
             measured[split] = measure(
                 source, num_images=images, workers=number_of_workers(workers), done=done
             )
@@ -387,7 +387,6 @@ def show(
             "--recipe",
             "-r",
             help="--augmented: training recipe whose augmentation is shown, or RUN/recipe.toml",
-            autocompletion=completion.recipes,
         ),
     ] = "finetune",
     set_: Set = None,
@@ -479,7 +478,7 @@ def dedup(
     For example: vitctl data dedup shards/ --against pets/test --apply
     Guide: docs/own-data.md
     """
-    from vitctl.cli.show.console import adding, progress_bar, say, show_table
+    from vitctl.cli.show.console import counting, say, show_table
     from vitctl.data.inspect.duplicates import compare, free_folder, write_report
     from vitctl.data.source.splits import FILE, write_exclusion
     from vitctl.data.source.stores import ShardSource, open_index
@@ -502,8 +501,7 @@ def dedup(
     tests = _test_sets(against, place)
     source, name = ShardSource(open_index(place)), place.resolve().name
     total = len(source) + sum(open_index(test).num_samples for test in tests.values())
-    with progress_bar("reading images") as progress:
-        done = adding(progress, total)
+    with counting("reading images", total) as done:
         matches = compare(
             source, tests, max_bits=bits, own_name=name, workers=number_of_workers(workers), done=done
         )
@@ -544,15 +542,14 @@ def _dedup_within(
     folder: Path, splits: dict[str, Path], bits: int, report: Path | None, workers: int
 ) -> None:
     """Print and report duplicates within a data set, those on different sides of a split first."""
-    from vitctl.cli.show.console import adding, progress_bar, say, show_table
+    from vitctl.cli.show.console import counting, say, show_table
     from vitctl.data.inspect.duplicates import compare_within, free_folder, sides_of, write_report
     from vitctl.data.source.splits import open_shards
     from vitctl.data.source.views import sample_key
     from vitctl.errors import writing
 
     sides = sides_of({name: open_shards(place) for name, place in splits.items()})
-    with progress_bar("reading images") as progress:
-        done = adding(progress, sum(map(len, sides.values())))
+    with counting("reading images", sum(map(len, sides.values()))) as done:
         compared = compare_within(sides, max_bits=bits, workers=workers, done=done)
     rows = [
         (one.own_name, one.name, *_counts(one), f"{sum(map(one.has_other_label, one.matches)):,}")

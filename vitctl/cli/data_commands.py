@@ -1,6 +1,5 @@
 """`vitctl data list | prepare | shards | index | export-vtab1k`: commands that make shards."""
 
-import json
 import shlex
 import shutil
 import sys
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from vitctl.cli import completion
 from vitctl.cli.flags import COLUMNS, MORE, Workers
 from vitctl.system import limits
 from vitctl.system.screen import ignore_output_errors
@@ -20,7 +18,7 @@ from vitctl.system.text import bytes_text, count_text, one_line, typed
 
 if TYPE_CHECKING:
     from vitctl.data.shards.index import Index
-    from vitctl.data.writer.intake import Intake, Known, Originals
+    from vitctl.data.writer.intake import Bad, Intake, Known, Originals
 
 app = typer.Typer(help="Make, index and check WebDataset shards.", no_args_is_help=True)
 Root = Annotated[Path, typer.Option("--root", help="Folder of known data sets, one folder each")]
@@ -69,7 +67,7 @@ def shards(
         int | None, typer.Option("--quality", help="Recompress JPEGs at this quality", min=1, max=100)
     ] = None,
     bad: Annotated[
-        str,
+        Literal["stop", "skip", "keep"],
         typer.Option(
             "--bad",
             help="Images that cannot be decoded: stop, skip them, or keep them unchecked (for large sets)",
@@ -192,7 +190,7 @@ def check_photographs(
     originals: "dict[str, Originals]",
     photographs: str,
     out: Path | None,
-    bad: str,
+    bad: "Bad",
     known: "Mapping[str, Known] | None" = None,
 ) -> "Mapping[str, Originals]":
     """Check photographs as `vitctl data shards` does, and return what their shards would hold.
@@ -248,7 +246,7 @@ def _checked_splits(
     originals: "dict[str, Originals]",
     source: str,
     out: Path | None,
-    bad: str,
+    bad: "Bad",
     drop: list[str],
     keep: list[str],
     workers: int,
@@ -265,17 +263,15 @@ def _checked_splits(
 
     Raises DataError if the user has to decide something first; only the list was written.
     """
-    from vitctl.cli.show.console import adding, progress_bar
+    from vitctl.cli.show.console import counting
     from vitctl.data.writer.intake import check_originals
     from vitctl.errors import DataError, refuse
 
-    if bad not in ("stop", "skip", "keep"):
-        raise DataError(f"--bad {bad}", "choose stop, skip or keep")
     total = sum(len(split.items) for split in originals.values())
-    with progress_bar("checking images") as progress:
-        done = adding(progress, total)
-        options: Any = {"bad": bad, "drop": drop, "keep": keep, "known": known}
-        intake = check_originals(originals, workers=workers, done=done, **options)
+    with counting("checking images", total) as done:
+        intake = check_originals(
+            originals, bad=bad, drop=drop, keep=keep, workers=workers, done=done, known=known
+        )
     stops = bad == "stop" and bool(intake.bad)
     _print_intake(intake, out, stops=stops)
     problems, flags = list[str](), list[str]()
@@ -402,10 +398,6 @@ def index(
     say(f"{count_text(made.num_samples, 'image')} of {classes_text}: {made.folder / INDEX_FILE}")
     for note in filter(None, (unlabelled_note(ShardSource(made)), class_zero_note(ShardSource(made)))):
         say(note)
-    first: dict[str, str] = {}
-    for shard in made.shards:
-        if (other := first.setdefault(shard.sha256, shard.name)) != shard.name:
-            say(f"warning: {shard.name} has the same bytes as {other}: its images count twice")
 
 
 def _class_names(file: Path) -> list[str]:
@@ -423,22 +415,15 @@ def _class_names(file: Path) -> list[str]:
 @app.command("list")
 def list_sets(
     root: Root = DATA,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
     """List all known data sets: use, classes, sizes, available or not.
 
     For example: vitctl data list --root data
     Guide: docs/vtab.md
     """
-    from dataclasses import asdict
-
     from vitctl.cli.show.console import show_table
     from vitctl.data.datasets.inventory import list_inventory
 
-    inventory = list_inventory(root)
-    if as_json:
-        typer.echo(json.dumps([asdict(holding) for holding in inventory], indent=1))
-        return
     splits = ("train", "validation", "test")
     rows = [
         (
@@ -448,7 +433,7 @@ def list_sets(
             *("" if size is None else f"{size:,}" for size in map(holding.sizes.get, splits)),
             holding.state,
         )
-        for holding in inventory
+        for holding in list_inventory(root)
     ]
     header = ("name", "used for", "classes", "train", "val", "test", "here")
     show_table(header, rows, left=("used for", "here"))
@@ -461,7 +446,6 @@ def prepare(
         typer.Argument(
             metavar="NAME",
             help="Known data set; vtab: all its data sets whose files are here; or imagenet_real",
-            autocompletion=completion.data_sets,
         ),
     ],
     root: Root = DATA,
@@ -538,7 +522,7 @@ def export_vtab1k(
     ] = "files",
     task: Annotated[
         list[str] | None,
-        typer.Option("--task", help="Only this task; repeatable", autocompletion=completion.tasks),
+        typer.Option("--task", help="Only this task; repeatable"),
     ] = None,
 ) -> None:
     """Copy VTAB-1k losslessly to the layout that other programs read.

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_type_hints
 
 import typer
 
-from vitctl.cli import completion
-from vitctl.recipe.export_formats import FORMATS, GRAPHS, OPSET, OPSETS, RESIZING, formats_in_words
+from vitctl.recipe.export_formats import GRAPHS, OPSET, OPSETS, RESIZING, formats_in_words
 
 if TYPE_CHECKING:
     from vitctl.recipe.load import Loaded, Override
@@ -35,7 +34,6 @@ class Flag:
         type: `list[str]` for a repeatable flag.
         commands: the commands that take the flag.
         panel: of `--help`.
-        complete: offers values to the shell; None: the values that the recipe allows.
         short: one letter.
         switch: value that a flag without a value sets.
         also: another key that is set with this one, and its value.
@@ -48,7 +46,6 @@ class Flag:
     help: str
     commands: str
     panel: str | None = None
-    complete: Callable[..., list[str]] | None = None
     short: str = ""
     switch: Any = True
     also: tuple[str, Any] | None = None
@@ -61,12 +58,10 @@ class Flag:
 
     def parameter(self) -> inspect.Parameter:
         kind = bool if self.type is bool else (str if self.several else self.type) | None
-        complete = self.complete or (completion.allowed(self.key) if self.type is str else None)
         names = [self.option, *([self.short] if self.short else [])]
         option = typer.Option(
             *names,
             help=self.help,
-            autocompletion=complete,
             rich_help_panel=self.panel,
             metavar=("TEXT,..." if self.type is str else "N,...") if self.several else None,
         )
@@ -117,7 +112,6 @@ FLAGS = (
         str,
         "Run folder, checkpoint, weights file or address (https, hf, gs); default: newest suitable run",
         f"finetune {_SCORE} export predict serve bench_model resume",
-        complete=completion.runs,
     ),
     Flag(
         "--weights",
@@ -135,7 +129,6 @@ FLAGS = (
         "Mean and std of the colours: imagenet, clip, half; a warning says if the weights record others",
         f"finetune {_SCORE} export predict serve inspect",
         panel=WEIGHTS,
-        complete=completion.one_of(("imagenet", "clip", "half")),
     ),
     Flag(
         "--model",
@@ -144,7 +137,6 @@ FLAGS = (
         "Model name such as B/16, if the weights file does not record it",
         "finetune fewshot probe evaluate export predict serve inspect",
         panel=WEIGHTS,
-        complete=completion.models,
     ),
     Flag(
         "--shots",
@@ -160,7 +152,6 @@ FLAGS = (
         str,
         "knn: nearest neighbours as in DINO; logistic: logistic regression; linear: SGD as in DINOv2",
         "probe",
-        complete=completion.one_of(("knn", "logistic", "linear")),
     ),
     Flag("--suite", "vtab.suite", str, "vtab: all 19 tasks; mini: tasks that need no download", "vtab"),
     Flag(
@@ -169,7 +160,6 @@ FLAGS = (
         list[str],
         "Run only this task; repeatable",
         "vtab",
-        complete=completion.tasks,
     ),
     Flag(
         "--to",
@@ -177,7 +167,6 @@ FLAGS = (
         list[str],
         f"Format: {formats_in_words()}; repeatable",
         "export",
-        complete=completion.one_of(FORMATS),
     ),
     Flag(
         "--include-preprocess",
@@ -279,7 +268,6 @@ FLAGS = (
         str,
         "Known data set: digits, shapes, cifar10, pets, ...; see `vitctl data list`",
         f"{_TRAIN} evaluate inspect {_BENCH}",
-        complete=completion.data_sets,
     ),
     Flag(
         "--dataset",
@@ -287,7 +275,6 @@ FLAGS = (
         str,
         "Known data sets, comma-separated: pets,dtd,uc_merced",
         "fewshot probe",
-        complete=completion.data_sets,
         several="data.datasets",
     ),
     Flag(
@@ -296,7 +283,6 @@ FLAGS = (
         str,
         "Split to score, e.g. test or train[:10%]",
         "evaluate",
-        complete=completion.one_of(completion.SPLITS),
     ),
     Flag(
         "--split",
@@ -304,7 +290,6 @@ FLAGS = (
         str,
         "Split to draw images from",
         "inspect",
-        complete=completion.one_of(completion.SPLITS),
     ),
     Flag(
         "--split",
@@ -312,7 +297,6 @@ FLAGS = (
         str,
         "Split of --check-data, e.g. test or 'test[:500]'",
         "export",
-        complete=completion.one_of(completion.SPLITS),
         panel=MORE,
     ),
     Flag(
@@ -337,7 +321,6 @@ FLAGS = (
         str,
         "original, real, objectnet or objectnet_restricted; default: the data set's labels",
         "evaluate",
-        complete=completion.one_of(completion.LABELS),
         panel=MORE,
     ),
     Flag(
@@ -353,7 +336,6 @@ FLAGS = (
         str,
         "Keep the start weights of: embedding, '6 blocks' (with the embedding), backbone (all but the head)",
         "finetune",
-        complete=completion.one_of(("none", "embedding", "6 blocks", "backbone")),
     ),
     Flag(
         "--teacher",
@@ -361,7 +343,6 @@ FLAGS = (
         str,
         "Learn from this network too: run folder, checkpoint, weights file or address",
         "finetune",
-        complete=completion.runs,
         panel=MORE,
     ),
     Flag("--lr", "optimizer.lr", float, "Base learning rate", "pretrain"),
@@ -551,6 +532,8 @@ def overrides_of(
 
 _UNREAD = ("data.path", "data.dataset", "data.eval_split", "machine.processes", "evaluation.answers",
            "evaluation.fit_temperature", "evaluation.thresholds")  # fmt: skip
+# Commands that read the recipe of another.
+RECIPE_OF = {"predict": "evaluate", "serve": "evaluate", "inspect": "evaluate"}
 # Keys of `evaluate` that commands on single images do not read.
 UNREAD = {"predict": _UNREAD, "serve": _UNREAD}
 
@@ -572,20 +555,23 @@ _MAY_BE_EMPTY = ("--split", "--labels")
 
 def check_flags(flags: Flags) -> None:
     """Refuse empty flags, e.g. from an unset shell variable, and contradictory flags. Raises RecipeError."""
-    from vitctl.errors import RecipeError
+    from vitctl.errors import RecipeError, refuse
 
-    for flag, (_, value) in flags.items():
-        if flag not in _MAY_BE_EMPTY and value == "":
-            raise RecipeError(f"{flag} ''", "is empty", f"give a value, or leave {flag} out")
-    given = [flag for flag in ("--data", "--dataset", "--synthetic") if flag in flags]
-    if len(given) > 1 and given != ["--dataset", "--synthetic"]:
-        raise RecipeError(
-            f"{given[0]} and {given[1]}", "both name the source of the images", "leave one of them out"
-        )
+    empty = next((flag for flag in flags if flag not in _MAY_BE_EMPTY and value_of(flags, flag) == ""), "")
+    sources = [flag for flag in ("--data", "--dataset", "--synthetic") if flag in flags]
     steps, epochs = value_of(flags, "--steps"), value_of(flags, "--epochs")
-    if steps is not None and epochs is not None:
-        shown = str(epochs).removesuffix(".0")
-        raise RecipeError(f"--steps {steps} and --epochs {shown} both set the length", fix="give one of them")
+    both = f"--steps {steps} and --epochs {str(epochs).removesuffix('.0')} both set the length"
+    refuse(
+        RecipeError,
+        (empty, f"{empty} ''", "is empty", f"give a value, or leave {empty} out"),
+        (
+            len(sources) > 1 and sources != ["--dataset", "--synthetic"],
+            " and ".join(sources[:2]),
+            "both name the source of the images",
+            "leave one of them out",
+        ),
+        (steps is not None and epochs is not None, both, "", "give one of them"),
+    )
     for flag, length in (("--steps", steps), ("--epochs", epochs)):
         if isinstance(length, int | float) and length <= 0:
             raise RecipeError(
@@ -596,9 +582,7 @@ def check_flags(flags: Flags) -> None:
 # Options of several commands that set no recipe key.
 RecipeName = Annotated[
     str,
-    typer.Option(
-        "--recipe", "-r", help="Shipped recipe or path of a .toml file", autocompletion=completion.recipes
-    ),
+    typer.Option("--recipe", "-r", help="Shipped recipe or path of a .toml file"),
 ]
 Out = Annotated[
     Path | None,
@@ -620,7 +604,6 @@ Set = Annotated[
         "--set",
         "-s",
         help="Set any recipe value: section.key=value; repeatable",
-        autocompletion=completion.keys,
     ),
 ]
 DryRun = Annotated[
@@ -670,7 +653,6 @@ Allow = Annotated[
         "--allow",
         help="Accept a change since the start of the run: a recipe key, data, weights or computation; "
         "repeatable",
-        autocompletion=completion.bare_keys,
         rich_help_panel=MACHINE,
     ),
 ]
@@ -693,9 +675,8 @@ Workers = Annotated[
 ]
 
 
+# Options of a training command, as `run_job` takes them.
 class RunOptions(TypedDict, total=False):
-    """Options of a training command, as `run_job` takes them."""
-
     out: OutOrStore
     set_: Set
     dry_run: DryRun

@@ -12,7 +12,6 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from vitctl.cli.flags import flags_of, image_recipe, overrides_of
 from vitctl.cli.run_job import (
-    check_out,
     fetch_weights_of,
     finetune_recipe,
     fitted,
@@ -138,15 +137,14 @@ def finetune(
     given = flags_of("finetune", flags)
     _check_paths("out", out or "")
     check_local("out", out)
-    runs = Path(out).parent if out else Path("runs")
+    place = Path(out) if out else None
+    runs = place.parent if place else Path("runs")
     values = overrides_of(given, _parsed(overrides))
     name = str(recipe) or finetune_recipe(values, downloads=True)[0]
     loaded = load_recipe(name, [*values, *proportional_sizes(name, values)], job="finetune")
-    if out:
-        check_out(Path(out))
-    shards = with_shards(loaded, runs, partial(check_machine, loaded.recipe), is_alone=True)
-    loaded = fitted(shards, with_timeout=False)
-    folder = Path(out) if out else new_run_dir(loaded.name)
+    begin = partial(check_machine, loaded.recipe)
+    loaded = fitted(with_shards(loaded, runs, begin, is_alone=True, out=place), with_timeout=False)
+    folder = place or new_run_dir(loaded.name)
     fetch_weights_of(loaded)
     with _bar(report) if progress else nullcontext(report) as told:
         launch(folder, told, prepared=prepare_run(loaded, folder))

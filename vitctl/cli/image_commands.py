@@ -3,13 +3,11 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
-from vitctl.cli import completion
 from vitctl.cli.flags import MORE, Flags, Set, check_flags, image_recipe, overrides_of, takes_flags
 from vitctl.system.files import atomic_write, check_free
 from vitctl.system.text import count_text, one_line, typed
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from vitctl.jobs.inspection import Row
     from vitctl.jobs.predict import Prediction
 
-FORMATS = ("table", "csv", "jsonl")
+Format = Literal["table", "csv", "jsonl"]
 CSV_HEADER = ("image", "rank", "class", "probability", "error")
 _WIDEST_NAME = 40  # a longer name gets a separate line
 _NAMES_MEASURED = 1000
@@ -47,8 +45,8 @@ def predict(
         ),
     ] = 0.0,
     format_: Annotated[
-        str,
-        typer.Option("--format", help="table, csv or jsonl", autocompletion=completion.one_of(FORMATS)),
+        Format,
+        typer.Option("--format", help="table, csv or jsonl"),
     ] = "table",
     out: Annotated[
         Path | None,
@@ -67,7 +65,6 @@ def predict(
         typer.Option(
             "--split",
             help="Split to use, if IMAGES are shards",
-            autocompletion=completion.one_of(completion.SPLITS),
             rich_help_panel=MORE,
         ),
     ] = "",
@@ -86,7 +83,9 @@ def predict(
                  vitctl predict photos/ --from RUN --top 1 -o classes.csv
     Guide: docs/own-data.md
     """
-    with _starting():
+    from vitctl.cli.show.console import PlainConsole, fetch_weights, waiting
+
+    with waiting("starting", PlainConsole(stderr=True)):  # standard output is for the predictions
         from vitctl.data.source.splits import ROLES, TRAIN
         from vitctl.jobs.inputs.given_images import find_images, place_of, some_names
         from vitctl.jobs.predict import predict as predictions
@@ -107,8 +106,6 @@ def predict(
     )
     total = sum(map(len, sources))
     if "://" in recipe.weights.source:
-        from vitctl.cli.show.console import fetch_weights
-
         fetch_weights(recipe.weights.source, on_stderr=True)
     batches = predictions(recipe, sources, top=top, threshold=threshold, features=features, note=note)
     names = some_names(sources, _NAMES_MEASURED)
@@ -143,16 +140,27 @@ def predict(
         note(f"\nnext: vitctl {then}")
 
 
-def _format_of(out: Path, format_: str) -> str:
+def _format_of(out: Path, format_: Format) -> Format:
     """Return the format that the name of a file asks for."""
-    from vitctl.errors import RecipeError
+    from vitctl.errors import RecipeError, refuse
 
-    found = {".csv": "csv", ".jsonl": "jsonl"}.get(out.suffix.lower())
-    if found is None or out.is_dir():
-        raise RecipeError(f"--out {out}", "should be the name of a .csv or .jsonl file")
-    if format_ not in ("table", found):
-        raise RecipeError(f"--format {format_}", f"--out {out} is {found}", "leave one of them out")
-    return found
+    endings: dict[str, Format] = {".csv": "csv", ".jsonl": "jsonl"}
+    found = endings.get(out.suffix.lower())
+    refuse(
+        RecipeError,
+        (
+            found is None or out.is_dir(),
+            f"--out {out}",
+            "should be the name of a .csv or .jsonl file",
+        ),
+        (
+            format_ not in ("table", found),
+            f"--format {format_}",
+            f"--out {out} is {found}",
+            "leave one of them out",
+        ),
+    )
+    return found or format_
 
 
 def _accuracy_line(correct: int, total: int) -> str:
@@ -163,17 +171,8 @@ def _accuracy_line(correct: int, total: int) -> str:
     return f"accuracy {correct / total:.2%} ({counts})  95 % interval {interval_text(wilson(correct, total))}"
 
 
-def _starting() -> AbstractContextManager[None]:
-    """Show on a terminal that imports take a while; standard output is for the predictions."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    from vitctl.cli.show.console import PlainConsole, waiting
-
-    return waiting("starting", PlainConsole(stderr=True))
-
-
 def _print_predictions(
-    batches: "Iterable[Sequence[Prediction]]", format_: str, names: Sequence[str], total: int, to: TextIO
+    batches: "Iterable[Sequence[Prediction]]", format_: Format, names: Sequence[str], total: int, to: TextIO
 ) -> tuple[Counter[str], Counter[bool]]:
     """Print predictions batch by batch, so that they can be piped.
 
@@ -185,13 +184,9 @@ def _print_predictions(
     Returns:
         how many images had which error, and how many answers to labelled images are right and wrong.
 
-    Returns the number of images by error, and the numbers of right and wrong answers to labelled images.
     """
-    from vitctl.errors import RecipeError
     from vitctl.system.files import csv_text
 
-    if format_ not in FORMATS:
-        raise RecipeError(f"--format {format_}", "choose table, csv or jsonl")
     width = max(len("image"), min(_WIDEST_NAME, max((_width(name) for name in names), default=0)))
     header = {"table": f"{'image':{width}}  probability  class\n", "csv": csv_text([CSV_HEADER]), "jsonl": ""}
     text = header[format_]
@@ -217,10 +212,9 @@ def _with_bar(
     if not sys.stderr.isatty() or to.isatty():
         yield from batches
         return
-    from vitctl.cli.show.console import PlainConsole, adding, progress_bar
+    from vitctl.cli.show.console import PlainConsole, counting
 
-    with progress_bar("predicting", PlainConsole(stderr=True)) as progress:
-        done = adding(progress, total)
+    with counting("predicting", total, PlainConsole(stderr=True)) as done:
         for batch in batches:
             done(len(batch))
             yield batch
@@ -265,7 +259,6 @@ def inspect(
             "--from",
             help="Run folder, checkpoint, weights file or address; repeat to compare side by side; default: "
             "newest finished run",
-            autocompletion=completion.runs,
         ),
     ] = None,
     flags: Flags,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
-from vitctl.cli import completion
 from vitctl.cli.flags import (
     MORE,
     All,
@@ -75,7 +74,6 @@ def finetune(
             "-r",
             help="Shipped recipe or path of a .toml file; default: that of the start weights' family, "
             "finetune_DATASET or finetune",
-            autocompletion=completion.recipes,
         ),
     ] = None,
     flags: Flags,
@@ -111,7 +109,6 @@ def resume(
         typer.Argument(
             metavar="RUN",
             help="Folder of an interrupted run, or the address of its copy in a store",
-            autocompletion=completion.runs,
         ),
     ],
     flags: Flags,
@@ -325,7 +322,6 @@ def sweep(
         typer.Argument(
             metavar="RECIPE",
             help="Recipe, shipped sweep (d2_depth, d4, ...) or .toml file of a sweep",
-            autocompletion=completion.recipes_and_sweeps,
         ),
     ],
     grid: Annotated[
@@ -334,7 +330,6 @@ def sweep(
             "--grid",
             "-g",
             help="Values for any key of the recipe: section.key=v1,v2; repeatable",
-            autocompletion=completion.keys,
         ),
     ] = None,
     set_: Set = None,

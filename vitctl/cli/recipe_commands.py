@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from vitctl.cli import completion
 from vitctl.cli.flags import Set
 from vitctl.system.text import count_text
 
@@ -17,9 +16,7 @@ app = typer.Typer(
 )
 Name = Annotated[
     str,
-    typer.Argument(
-        metavar="RECIPE", help="Shipped recipe or path of a .toml file", autocompletion=completion.recipes
-    ),
+    typer.Argument(metavar="RECIPE", help="Shipped recipe or path of a .toml file"),
 ]
 
 # Recipe group -> first parts of its recipes' names, in display order. Each is a word for `recipes list`.
@@ -112,7 +109,6 @@ def explain(
         typer.Argument(
             metavar="KEY",
             help="Dotted key, e.g. optimizer.weight_decay, or a section",
-            autocompletion=completion.keys_and_sections,
         ),
     ],
 ) -> None:

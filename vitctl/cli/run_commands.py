@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
-from vitctl.cli import completion
 from vitctl.system.text import bytes_text
 
 RUNS = Path("runs")
 app = typer.Typer(help="List, inspect, follow and clean up runs.", invoke_without_command=True)
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder", autocompletion=completion.runs)]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder")]
 In = Annotated[Path | None, typer.Option("--in", help="Folder of the runs")]
 
 
@@ -21,7 +20,6 @@ def report(
         typer.Argument(
             metavar="RUNS",
             help="Run folders, the folder of a sweep, or a folder of runs such as quickstart",
-            autocompletion=completion.runs,
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write")] = Path("report.html"),
@@ -59,7 +57,6 @@ def compare(
         typer.Argument(
             metavar="RUNS",
             help="Folders of finished runs; each is compared with the first",
-            autocompletion=completion.runs,
         ),
     ],
 ) -> None:
@@ -69,15 +66,17 @@ def compare(
     Guide: docs/trust.md
     """
     from vitctl.cli.show.console import say, show_table, waiting
-    from vitctl.errors import CheckpointError
+    from vitctl.errors import CheckpointError, refuse
 
     with waiting("starting"):
         from vitctl.report.compare import compare_runs
 
-    if len(runs) < 2:
-        raise CheckpointError(runs[0], "give at least two runs to compare")
-    if missing := [run for run in runs if not run.is_dir()]:
-        raise CheckpointError(missing[0], "no such folder", f"give run folders, such as {RUNS}/NAME")
+    missing = next((run for run in runs if not run.is_dir()), None)
+    refuse(
+        CheckpointError,
+        (len(runs) < 2, runs[0], "give at least two runs to compare"),
+        (missing, missing, "no such folder", f"give run folders, such as {RUNS}/NAME"),
+    )
     result = compare_runs(runs)
     names = [run.name for run in runs]
     rows = [(name, *(_number(value, name) for value in values)) for name, values in result.numbers]
@@ -131,7 +130,6 @@ def verify(
         typer.Argument(
             metavar="RUN",
             help="Run folder, or the folder of a training run in it",
-            autocompletion=completion.runs,
         ),
     ],
     replay: Annotated[
@@ -160,13 +158,13 @@ def verify(
     """
     from vitctl.cli.run_job import enter_start_folder
     from vitctl.cli.show.console import progress_of_steps, say, waiting
-    from vitctl.cli.show.run_views import show_finding
     from vitctl.engine.journal import RECIPE, run_of
     from vitctl.errors import LaunchError
     from vitctl.launch.run_folder import is_running
 
     with waiting("starting"):
         from vitctl.recipe.load import Override
+        from vitctl.verify.finding import FAILS
         from vitctl.verify.run_check import verify as check
 
     if is_running(run_of(run)):
@@ -193,7 +191,9 @@ def verify(
         for folder, finding in findings:
             states.add(finding.state)
             unchecked |= {finding.what: None} if finding.state == "not checked" else {}
-            show_finding(finding, "" if folder == run else f"{folder.relative_to(run)}")
+            inside = "" if folder == run else f"{folder.relative_to(run)}: "
+            label = finding.state.upper() if finding.state in FAILS else finding.state
+            say(f"{label:<12}{inside}{finding.what}: {finding.text}")
             progress("verifying", 0, 0)
     if "differs" in states:
         text = "something differs"
@@ -216,40 +216,21 @@ def runs(context: typer.Context, in_: In = None) -> None:
     For example: vitctl runs
     Guide: docs/own-data.md
     """
-    if context.invoked_subcommand is None:
-        _list(in_)
-
-
-def _folder(context: typer.Context, in_: Path | None) -> Path | None:
-    """Return --in, given after the command or before it: `vitctl runs --in FOLDER COMMAND`."""
-    return in_ or (context.parent.params["in_"] if context.parent is not None else None)
-
-
-def _list(folder: Path | None) -> None:
+    if context.invoked_subcommand is not None:
+        return
     from vitctl.cli.show.console import say
     from vitctl.cli.show.run_views import show_list
     from vitctl.errors import CheckpointError
     from vitctl.launch.listing import list_runs
 
-    if folder is not None and not folder.is_dir():
-        raise CheckpointError(folder, "no such folder", "give the folder of the runs with --in")
-    lines = list_runs(folder or RUNS)
-    if lines:
-        show_list(lines, folder or RUNS)
-    elif folder is None:
-        say(f"no runs in {RUNS} yet; to make one: vitctl pretrain --recipe smoke")
+    folder = in_ or RUNS
+    if in_ is not None and not in_.is_dir():
+        raise CheckpointError(in_, "no such folder", "give the folder of the runs with --in")
+    if lines := list_runs(folder):
+        show_list(lines, folder)
     else:
-        say(f"no runs in {folder}")
-
-
-@app.command("list")
-def list_command(context: typer.Context, in_: In = None) -> None:
-    """List runs, as `vitctl runs` does.
-
-    For example: vitctl runs list --in runs
-    Guide: docs/own-data.md
-    """
-    _list(_folder(context, in_))
+        first = "; to make one: vitctl pretrain --recipe smoke" * (in_ is None)
+        say(f"no runs in {folder}{' yet' * (in_ is None)}{first}")
 
 
 @app.command()
@@ -284,7 +265,6 @@ def clean(
         typer.Argument(
             metavar="RUNS",
             help="Run folders; default: all that `vitctl runs` lists",
-            autocompletion=completion.runs,
         ),
     ] = None,
     in_: In = None,
@@ -302,7 +282,8 @@ def clean(
     from vitctl.data.datasets.converted import list_converted
     from vitctl.launch.listing import list_runs, unused
 
-    root = _folder(context, in_) or RUNS
+    before = context.parent.params["in_"] if context.parent else None  # `vitctl runs --in FOLDER clean`
+    root = in_ or before or RUNS
     chosen = runs or [line.folder for line in list_runs(root)]
     clean_runs(chosen, [] if runs else unused(list_converted(root), chosen), yes=yes)
 
@@ -311,7 +292,7 @@ def clean(
 def rm(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUNS", help="Run folders", autocompletion=completion.runs),
+        typer.Argument(metavar="RUNS", help="Run folders"),
     ],
 ) -> None:
     """Delete runs, without asking.

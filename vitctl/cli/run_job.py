@@ -398,9 +398,9 @@ def batch_job(slurm: str | None, k8s: str | None) -> "Resources | None":
 
     if slurm is not None and k8s is not None:
         raise LaunchError("--slurm and --k8s", "each writes a job of its own", "leave one of them out")
-    if slurm is not None:
-        return Job.parse(slurm)
-    return JobSet.parse(k8s) if k8s is not None else None
+    if k8s is not None:
+        return JobSet.parse(k8s)
+    return None if slurm is None else Job.parse(slurm)
 
 
 def started_processes(

@@ -4,13 +4,11 @@ from typing import Annotated
 
 import typer
 
-from vitctl.cli import completion
-
 
 def weights(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="One of the list", autocompletion=completion.weights),
+        typer.Argument(metavar="NAME", help="One of the list"),
     ] = None,
 ) -> None:
     """List published weights that --from takes by name, or show one.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Literal
 
-from vitctl.errors import CheckpointError, RecipeError
+from vitctl.errors import CheckpointError, RecipeError, refuse
 from vitctl.system.text import nearest, one_line
 
 # One table for all families: the range of each integer, and the words that a field may hold. Maxima are
@@ -17,7 +17,6 @@ BOUNDS = {
     "image_size": (1, 2**14), "width": (1, 2**13), "num_groups": (1, 2**13), "num_classes": (0, 2**24),
     "representation_size": (0, 2**16), "registers": (0, 256), "token_blocks": (1, 1000),
 }  # fmt: skip
-_MAX_UNITS = 1000  # per stage
 CHOICES = {
     "classifier": ("token", "gap", "patches", "token_patches", "attention"),
     "position_embedding": ("learned", "none", "2d", "relative", "relative_bias", "sincos"),
@@ -33,6 +32,7 @@ CHOICES = {
 _NUMBERS = ("dropout", "drop_path", "head_bias", "norm_eps", "layer_scale", "rotary_rescale")
 _SWITCHES = ("position_class_row", "mlp_norm", "norm_pre", "patch_bias")
 WITH_CLASS_TOKEN = ("token", "patches", "token_patches")
+Misfits = tuple[tuple[object, str], ...]  # whether a problem is there, in words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,42 +132,59 @@ class ViTConfig:
     def pooled_size(self) -> int:
         return self.hidden_size * (self.token_blocks + (self.classifier == "token_patches"))
 
-    def misfits(self) -> Iterator[str]:
-        """Yield the problems of fields that do not fit together, or are out of range."""
-        if self.hidden_size % self.num_heads:
-            yield f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
-        if self.patch_size > self.map_size:
-            map_name = "image_size" if self.map_channels == 3 else "the backbone's output,"
-            yield f"patch_size {self.patch_size} is larger than {map_name} {self.map_size}"
-        for name in ("dropout", "drop_path"):
-            if not 0 <= getattr(self, name) < 1:
-                yield f"{name} must lie in [0, 1), not {getattr(self, name)}"
-        if not self.norm_eps > 0:
-            yield f"norm_eps must be positive, not {self.norm_eps}"
-        if self.position_embedding not in ("learned", "2d") and self.position_at != "stem":
-            yield (
-                f"position_embedding {self.position_embedding!r} has no table to add in every layer: "
-                "position_at must be stem"
-            )
-        if self.position_embedding == "2d" and self.hidden_size % 2:
-            yield f"position_embedding '2d' halves hidden_size, and {self.hidden_size} is odd"
-        if self.position_embedding == "sincos" and self.hidden_size % 4:
-            yield f"position_embedding 'sincos' needs a hidden_size that 4 divides, not {self.hidden_size}"
-        if self.position_embedding == "relative_bias" and self.registers:
-            yield "position_embedding 'relative_bias' has no rows for registers"
-        if self.rotary != "none" and self.hidden_size // self.num_heads % 4:
-            yield f"rotary {self.rotary!r} needs heads whose width 4 divides"
-        if self.rotary_rescale < 1 or (self.rotary_rescale > 1 and self.rotary == "none"):
-            yield f"rotary_rescale {self.rotary_rescale:g} must be 1 or, with rotary, more"
-        if self.layer_scale < 0:
-            yield f"layer_scale must be 0 or more, not {self.layer_scale}"
-        if self.mlp_norm and self.mlp == "gelu":
-            yield "mlp_norm is of mlp 'swiglu'"
-        if self.norm_at == "pooled" and self.classifier in ("token_patches", "attention"):
-            yield f"norm_at 'pooled' does not go with classifier {self.classifier!r}"
+    def misfits(self) -> Misfits:
+        """Return what does not fit together, or is out of range: whether it is there, in words."""
+        position, head_width = self.position_embedding, self.hidden_size // self.num_heads
+        map_name = "image_size" if self.map_channels == 3 else "the backbone's output,"
         joins = self.classifier in ("token", "token_patches") and self.norm_at == "tokens"
-        if self.token_blocks > (self.depth if joins else 1):
-            yield f"token_blocks {self.token_blocks} needs as many blocks, and a head that reads class tokens"
+        return (
+            (
+                self.hidden_size % self.num_heads,
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}",
+            ),
+            (
+                self.patch_size > self.map_size,
+                f"patch_size {self.patch_size} is larger than {map_name} {self.map_size}",
+            ),
+            (not 0 <= self.dropout < 1, f"dropout must lie in [0, 1), not {self.dropout}"),
+            (not 0 <= self.drop_path < 1, f"drop_path must lie in [0, 1), not {self.drop_path}"),
+            (not self.norm_eps > 0, f"norm_eps must be positive, not {self.norm_eps}"),
+            (
+                position not in ("learned", "2d") and self.position_at != "stem",
+                f"position_embedding {position!r} has no table to add in every layer: "
+                "position_at must be stem",
+            ),
+            (
+                position == "2d" and self.hidden_size % 2,
+                f"position_embedding '2d' halves hidden_size, and {self.hidden_size} is odd",
+            ),
+            (
+                position == "sincos" and self.hidden_size % 4,
+                f"position_embedding 'sincos' needs a hidden_size that 4 divides, not {self.hidden_size}",
+            ),
+            (
+                position == "relative_bias" and self.registers,
+                "position_embedding 'relative_bias' has no rows for registers",
+            ),
+            (
+                self.rotary != "none" and head_width % 4,
+                f"rotary {self.rotary!r} needs heads whose width 4 divides",
+            ),
+            (
+                self.rotary_rescale < 1 or (self.rotary_rescale > 1 and self.rotary == "none"),
+                f"rotary_rescale {self.rotary_rescale:g} must be 1 or, with rotary, more",
+            ),
+            (self.layer_scale < 0, f"layer_scale must be 0 or more, not {self.layer_scale}"),
+            (self.mlp_norm and self.mlp == "gelu", "mlp_norm is of mlp 'swiglu'"),
+            (
+                self.norm_at == "pooled" and self.classifier in ("token_patches", "attention"),
+                f"norm_at 'pooled' does not go with classifier {self.classifier!r}",
+            ),
+            (
+                self.token_blocks > (self.depth if joins else 1),
+                f"token_blocks {self.token_blocks} needs as many blocks, and a head that reads class tokens",
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,9 +210,8 @@ class HybridConfig(ViTConfig):
     def map_channels(self) -> int:
         return channels(self.width, len(self.stage_depths))
 
-    def misfits(self) -> Iterator[str]:
-        yield from super().misfits()
-        yield from _backbone_misfits(self.width, self.num_groups)
+    def misfits(self) -> Misfits:
+        return (*super().misfits(), _groups_misfit(self.width, self.num_groups))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,14 +224,15 @@ class AxialConfig(ViTConfig):
 
     classifier: Literal["token", "gap", "patches", "token_patches", "attention"] = "gap"
 
-    def misfits(self) -> Iterator[str]:
-        yield from super().misfits()
-        if self.classifier != "gap":
-            yield "an axial model has no class token: classifier must be gap"
-        if self.position_embedding.startswith("relative") or self.rotary != "none" or self.registers:
-            yield (
-                "an axial model has no single sequence of tokens: no relative positions, rotary or registers"
-            )
+    def misfits(self) -> Misfits:
+        return (
+            *super().misfits(),
+            (self.classifier != "gap", "an axial model has no class token: classifier must be gap"),
+            (
+                self.position_embedding.startswith("relative") or self.rotary != "none" or self.registers,
+                "an axial model has no single sequence of tokens: no relative positions, rotary or registers",
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,17 +250,23 @@ class MaskedPatchConfig(ViTConfig):
     def patch_outputs(self) -> int:
         return {"mean_color": 8**3, "downsized": 16 * 8**3, "pixels": 3 * self.patch_size**2}[self.target]
 
-    def misfits(self) -> Iterator[str]:
-        yield from super().misfits()
-        if self.num_classes or self.representation_size:
-            yield "masked patch prediction has no classes: num_classes and representation_size must be 0"
-        if self.norm_at == "pooled" or self.classifier == "attention":
-            yield "masked patch prediction pools nothing: norm_at must be tokens, and classifier token or gap"
-        if self.target == "downsized" and self.patch_size % 4:
-            yield (
+    def misfits(self) -> Misfits:
+        return (
+            *super().misfits(),
+            (
+                self.num_classes or self.representation_size,
+                "masked patch prediction has no classes: num_classes and representation_size must be 0",
+            ),
+            (
+                self.norm_at == "pooled" or self.classifier == "attention",
+                "masked patch prediction pools nothing: norm_at must be tokens, and classifier token or gap",
+            ),
+            (
+                self.target == "downsized" and self.patch_size % 4,
                 f"target 'downsized' cuts patches 4x4, and patch_size {self.patch_size} is not a multiple "
-                "of 4"
-            )
+                "of 4",
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,10 +295,11 @@ class ResNetConfig:
     def feature_size(self) -> int:
         return channels(self.width, len(self.stage_depths))
 
-    def misfits(self) -> Iterator[str]:
-        if not self.stage_depths:
-            yield "stage_depths must name at least one stage"
-        yield from _backbone_misfits(self.width, self.num_groups)
+    def misfits(self) -> Misfits:
+        return (
+            (not self.stage_depths, "stage_depths must name at least one stage"),
+            _groups_misfit(self.width, self.num_groups),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,12 +312,15 @@ class AxialResNetConfig(ResNetConfig):
 
     num_heads: int = 8
 
-    def misfits(self) -> Iterator[str]:
-        yield from super().misfits()
-        if self.version != "v1":
-            yield f"an axial ResNet is v1, not {self.version}"
-        if self.width % (2 * self.num_heads):
-            yield f"width {self.width} is not a multiple of twice num_heads {self.num_heads}"
+    def misfits(self) -> Misfits:
+        return (
+            *super().misfits(),
+            (self.version != "v1", f"an axial ResNet is v1, not {self.version}"),
+            (
+                self.width % (2 * self.num_heads),
+                f"width {self.width} is not a multiple of twice num_heads {self.num_heads}",
+            ),
+        )
 
 
 Config = ViTConfig | ResNetConfig
@@ -390,7 +417,8 @@ def channels(width: int, num_stages: int) -> int:
 
 
 def _check(config: Config) -> None:
-    if problems := list(_value_problems(config)) or list(config.misfits()):
+    problems = list(_value_problems(config))
+    if problems := problems or [words for is_there, words in config.misfits() if is_there]:
         raise RecipeError("model", "; ".join(problems))
 
 
@@ -398,23 +426,29 @@ def _value_problems(config: Config) -> Iterator[str]:
     values: dict[str, Any] = vars(config)
     for name, value in values.items():
         least, most = BOUNDS.get(name, (0, 0))
-        if name in BOUNDS and (type(value) is not int or not least <= value <= most):
-            yield f"{name} must be a whole number from {least} to {most:,}, not {_shown(value)}"
-        if name in CHOICES and not (isinstance(value, str) and value in CHOICES[name]):
-            yield f"{name} must be one of {', '.join(CHOICES[name])}, not {_shown(value)}"
-        if name in _SWITCHES and type(value) is not bool:
-            yield f"{name} must be true or false, not {_shown(value)}"
-        if name in _NUMBERS and (type(value) not in (int, float) or not math.isfinite(value)):
-            yield f"{name} must be a finite number, not {_shown(value)}"
-        if name == "stage_depths" and not (
-            isinstance(value, tuple)
-            and len(value) <= 8
-            and all(type(units) is int and 1 <= units <= _MAX_UNITS for units in value)
-        ):
-            yield (
-                "stage_depths must be a few whole numbers of at least 1, such as (3, 4, 6, 3), "
-                f"not {_shown(value)}"
-            )
+        is_count, is_number = type(value) is int, type(value) in (int, float)
+        choices = CHOICES.get(name, ())
+        should_be = (
+            (
+                name in BOUNDS and not (is_count and least <= value <= most),
+                f"a whole number from {least} to {most:,}",
+            ),
+            (name in CHOICES and value not in choices, f"one of {', '.join(choices)}"),
+            (name in _SWITCHES and type(value) is not bool, "true or false"),
+            (name in _NUMBERS and not (is_number and math.isfinite(value)), "a finite number"),
+            (
+                name == "stage_depths" and not _are_stages(value),
+                "a few whole numbers of at least 1, such as (3, 4, 6, 3)",
+            ),
+        )
+        yield from (
+            f"{name} must be {words}, not {_shown(value)}" for is_wrong, words in should_be if is_wrong
+        )
+
+
+def _are_stages(value: Any) -> bool:
+    is_short = isinstance(value, tuple) and len(value) <= 8
+    return is_short and all(type(units) is int and 1 <= units <= 1000 for units in value)
 
 
 def _shown(value: object) -> str:
@@ -422,9 +456,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _backbone_misfits(width: int, num_groups: int) -> Iterator[str]:
-    if width % num_groups:
-        yield f"width {width} is not a multiple of num_groups {num_groups}"
+def _groups_misfit(width: int, num_groups: int) -> tuple[object, str]:
+    return width % num_groups, f"width {width} is not a multiple of num_groups {num_groups}"
 
 
 VARIANTS: dict[str, dict[str, int]] = {
@@ -440,7 +473,6 @@ VARIANTS: dict[str, dict[str, int]] = {
     "H": {"hidden_size": 1280, "depth": 32, "mlp_size": 5120, "num_heads": 16},
 }
 HALVED = "b"  # only at patch 32, as in the paper: elsewhere it is a typing error
-_USUAL_PATCHES = (8, 14, 16, 32)
 
 # Section 4.1: /16 moves the units of stage 4 into stage 3. `patch_size` is in positions of the feature map,
 # so the number in a name is the stride of the tokens, except in R+Ti/16, whose name AugReg gave: 8x8 patches
@@ -481,7 +513,7 @@ _FAMILIES: dict[str, type[Config]] = {
 
 def names() -> list[str]:
     """Return the names of the models that the paper or its followers used; `variant` takes any patch size."""
-    plain = [f"{size}/{patch}" for size in VARIANTS if size != HALVED for patch in _USUAL_PATCHES]
+    plain = [f"{size}/{patch}" for size in VARIANTS if size != HALVED for patch in (8, 14, 16, 32)]
     return [*plain, f"{HALVED}/32", *HYBRIDS, *RESNETS, "Axial-B/32", "Axial-B/16", *AXIAL_RESNETS]
 
 
@@ -557,11 +589,12 @@ def downstream(
     """
     changes: dict[str, Any] = {"num_classes": num_classes, "image_size": image_size, "head_bias": 0.0}
     if isinstance(config, ResNetConfig):
-        for name, rate in {"dropout": dropout, "drop_path": drop_path}.items():
-            if rate:
-                raise RecipeError("model", f"a ResNet has no {name}", f"set {name} = 0 (now {rate})")
-        if rotary_rescale > 1:
-            raise RecipeError("model", "a ResNet has no rotary positions", "leave out rotary_rescale")
+        refuse(
+            RecipeError,
+            (dropout, "model", "a ResNet has no dropout", f"set dropout = 0 (now {dropout})"),
+            (drop_path, "model", "a ResNet has no drop_path", f"set drop_path = 0 (now {drop_path})"),
+            (rotary_rescale > 1, "model", "a ResNet has no rotary positions", "leave out rotary_rescale"),
+        )
         return replace(config, **changes)
     changes |= {"representation_size": 0, "dropout": dropout, "drop_path": drop_path}
     changes["rotary_rescale"] = rotary_rescale
@@ -643,14 +676,15 @@ def from_dict(stored: Mapping[str, Any]) -> Config:
     values: dict[str, Any] = {
         key: tuple(v) if isinstance(v, list) else v for key, v in stored.items() if key != "family"
     }
-    if unknown := sorted(values.keys() - {field.name for field in fields(kind)}):
-        raise CheckpointError(
-            "stored model",
-            f"unknown keys {one_line(', '.join(unknown))}; a newer vitctl may have written them",
-        )
+    unknown = one_line(", ".join(sorted(values.keys() - {field.name for field in fields(kind)})))
     required = {field.name for field in fields(kind) if field.default is MISSING}
-    if missing := sorted(required - values.keys()):
-        raise CheckpointError("stored model", f"missing keys {', '.join(missing)}")
+    missing = ", ".join(sorted(required - values.keys()))
+    newer = f"unknown keys {unknown}; a newer vitctl may have written them"
+    refuse(
+        CheckpointError,
+        (unknown, "stored model", newer),
+        (missing, "stored model", f"missing keys {missing}"),
+    )
     try:
         return kind(**values)
     except RecipeError as error:

@@ -160,7 +160,7 @@ def test_door__of_jobs_and_bench_is_the_same_shards(
     source = DOORS[door](tmp_path / "given")
     before, wanted = held(source.parent), sorted((name, photo(name, number)) for name, number in ROWS)
     given = [Override("data.path", str(source)), Override("weights.source", str(pretrained))]
-    options = BenchOptions((), "smoke", 1.0, None, None, ())
+    options = BenchOptions((), "smoke", 1.0, None, ())
     recipes = [chosen_recipe(options, {"--data": ("data.path", str(source))})[0]]
     for job, overrides in (("smoke", given[:1]), ("finetune", given), ("export", given)):
         recipes.append(with_shards(load_recipe(job, overrides), Path("runs"), is_alone=True).recipe)

@@ -1,10 +1,9 @@
-"""The authors' networks in NumPy float64, straight from their `.npz` names, and random weights in their
-layouts.
+"""Random weights in the layouts of the authors' `.npz` files, and where they stand in numpy_reference.py.
 
-Written from the description of their code and files; knows nothing of vitctl. Images are [B, H, W, 3] in [-1,
-1].
+Written from the description of their code and files, not from vitctl's tables.
 """
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -112,132 +111,53 @@ def bit_shapes(width: int, depths: tuple[int, ...], classes: int) -> Iterator[tu
     )
 
 
-def vit(w: Weights, images: Array) -> Array:
-    """Logits of a ViT, or of the Transformer of a hybrid when `images` is the feature map."""
-    patch = w["embedding/kernel"].shape[0]
-    x = conv(images, w["embedding/kernel"], patch, ((0, 0), (0, 0))) + w["embedding/bias"]
-    x = x.reshape(len(x), -1, x.shape[-1])
-    if "cls" in w:
-        x = np.concatenate([np.repeat(w["cls"], len(x), 0), x], 1)
-    x = x + w["Transformer/posembed_input/pos_embedding"]
-    depth = sum(name.endswith("LayerNorm_0/scale") for name in w)
-    for i in range(depth):
-        block = f"Transformer/encoderblock_{i}"
-        x = x + attention(
-            layer_norm(x, w, f"{block}/LayerNorm_0"), w, f"{block}/MultiHeadDotProductAttention_1"
-        )
-        hidden = dense(layer_norm(x, w, f"{block}/LayerNorm_2"), w, f"{block}/MlpBlock_3/Dense_0")
-        hidden = 0.5 * hidden * (1 + np.tanh(np.sqrt(2 / np.pi) * (hidden + 0.044715 * hidden**3)))
-        x = x + dense(hidden, w, f"{block}/MlpBlock_3/Dense_1")
-    x = layer_norm(x, w, "Transformer/encoder_norm")
-    x = x[:, 0] if "cls" in w else x.mean(1)
-    if "pre_logits/kernel" in w:
-        x = np.tanh(dense(x, w, "pre_logits"))
-    return dense(x, w, "head")
+# Their names -> those of numpy_reference.py, in this order.
+_NAMES = (
+    (r"/(kernel|scale|gamma)$", ".weight"),
+    (r"/(bias|beta)$", ".bias"),
+    (r"^cls$", "class_token"),
+    (r"^Transformer/posembed_input/pos_embedding$", "position_embedding"),
+    (r"^embedding", "patch_embedding"),
+    (r"^Transformer/encoderblock_(\d+)/", r"blocks.\1."),
+    (r"^Transformer/encoder_norm", "norm"),
+    (r"LayerNorm_0", "norm1"),
+    (r"LayerNorm_2", "norm2"),
+    (r"MultiHeadDotProductAttention_1/", "attention."),
+    (r"MlpBlock_3/Dense_0", "mlp.fc1"),
+    (r"MlpBlock_3/Dense_1", "mlp.fc2"),
+    (r"^(resnet/head/conv2d)", "head"),
+    (r"^resnet/group_norm", "norm"),
+    (r"^resnet/root_block/standardized_conv2d|^conv_root", "backbone.root.conv"),
+    (r"^gn_root", "backbone.root.norm"),
+    (r"/a/proj/standardized_conv2d|/conv_proj", ".projection"),
+    (r"/gn_proj", ".projection_norm"),
+    (r"/conv(\d)", r".conv\1"),
+    (r"/gn(\d)", r".norm\1"),
+    (r"/([abc])/standardized_conv2d", lambda found: f".conv{'abc'.index(found[1]) + 1}"),
+    (r"/([abc])/group_norm", lambda found: f".norm{'abc'.index(found[1]) + 1}"),
+    (
+        r"^(?:resnet/)?block(\d+)/unit(\d+)",
+        lambda found: f"backbone.stages.{int(found[1]) - 1}.{int(found[2]) - 1}",
+    ),
+)
 
 
-def hybrid(w: Weights, images: Array) -> Array:
-    """Logits of a ViT behind a ResNet V1."""
-    x = conv(images, v1_kernel(w["conv_root/kernel"]), 2, same(images, 7, 2))
-    x = np.maximum(group_norm(x, w["gn_root/scale"], w["gn_root/bias"], 1e-6), 0)
-    x = max_pool(np.pad(x, ((0, 0), *same(x, 3, 2), (0, 0)), constant_values=-np.inf))
-    for stage, unit in units(w, "block{}/unit{}/conv1/kernel"):
-        name, stride = f"block{stage}/unit{unit}", 2 if stage > 1 and unit == 1 else 1
-        shortcut = x
-        if f"{name}/conv_proj/kernel" in w:
-            shortcut = v1_layer(x, w, name, "_proj", stride)
-        y = np.maximum(v1_layer(x, w, name, "1", 1), 0)
-        y = np.maximum(v1_layer(y, w, name, "2", stride), 0)
-        x = np.maximum(shortcut + v1_layer(y, w, name, "3", 1), 0)
-    return vit(w, x)
-
-
-def v1_layer(x: Array, w: Weights, name: str, suffix: str, stride: int) -> Array:
-    kernel = v1_kernel(w[f"{name}/conv{suffix}/kernel"])
-    x = conv(x, kernel, stride, same(x, len(kernel), stride))
-    return group_norm(x, w[f"{name}/gn{suffix}/scale"], w[f"{name}/gn{suffix}/bias"], 1e-6)
-
-
-def v1_kernel(kernel: Array) -> Array:
-    return (kernel - kernel.mean((0, 1, 2))) / (kernel.std((0, 1, 2)) + 1e-5)
-
-
-def bit(w: Weights, images: Array) -> Array:
-    """Logits of a BiT ResNet (V2)."""
-    x = conv(images, v2_kernel(w, "resnet/root_block"), 2, ((3, 3), (3, 3)))
-    x = max_pool(np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))))
-    for stage, unit in units(w, "resnet/block{}/unit{:02d}/a/standardized_conv2d/kernel"):
-        name, stride = f"resnet/block{stage}/unit{unit:02d}", 2 if stage > 1 and unit == 1 else 1
-        active = v2_active(x, w, f"{name}/a/group_norm")
-        shortcut = x
-        if f"{name}/a/proj/standardized_conv2d/kernel" in w:
-            shortcut = conv(active, v2_kernel(w, f"{name}/a/proj"), stride, ((0, 0), (0, 0)))
-        y = conv(active, v2_kernel(w, f"{name}/a"), 1, ((0, 0), (0, 0)))
-        y = conv(v2_active(y, w, f"{name}/b/group_norm"), v2_kernel(w, f"{name}/b"), stride, ((1, 1), (1, 1)))
-        y = conv(v2_active(y, w, f"{name}/c/group_norm"), v2_kernel(w, f"{name}/c"), 1, ((0, 0), (0, 0)))
-        x = shortcut + y
-    x = v2_active(x, w, "resnet/group_norm").mean((1, 2))
-    return x @ w["resnet/head/conv2d/kernel"][0, 0] + w["resnet/head/conv2d/bias"]
-
-
-def v2_active(x: Array, w: Weights, name: str) -> Array:
-    return np.maximum(group_norm(x, w[f"{name}/gamma"], w[f"{name}/beta"], 1e-5), 0)
-
-
-def v2_kernel(w: Weights, name: str) -> Array:
-    kernel = w[f"{name}/standardized_conv2d/kernel"]
-    return (kernel - kernel.mean((0, 1, 2))) / np.sqrt(kernel.var((0, 1, 2)) + 1e-10)
-
-
-def units(w: Weights, pattern: str) -> Iterator[tuple[int, int]]:
-    """Stage and unit numbers, from 1, in order, as far as the names go."""
-    stage, unit = 1, 1
-    while pattern.format(stage, unit) in w:
-        while pattern.format(stage, unit) in w:
-            yield stage, unit
-            unit += 1
-        stage, unit = stage + 1, 1
-
-
-def attention(x: Array, w: Weights, name: str) -> Array:
-    query, key, value = (
-        np.einsum("bnd,dhc->bhnc", x, w[f"{name}/{part}/kernel"]) + w[f"{name}/{part}/bias"][:, None]
-        for part in ("query", "key", "value")
-    )
-    scores = query @ key.swapaxes(2, 3) / np.sqrt(query.shape[-1])
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    mixed = weights / weights.sum(-1, keepdims=True) @ value
-    return np.einsum("bhnc,hcd->bnd", mixed, w[f"{name}/out/kernel"]) + w[f"{name}/out/bias"]
-
-
-def layer_norm(x: Array, w: Weights, name: str) -> Array:
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * w[f"{name}/scale"] + w[f"{name}/bias"]
-
-
-def group_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
-    grouped = x.reshape(*x.shape[:3], 32, -1)
-    centred = grouped - grouped.mean((1, 2, 4), keepdims=True)
-    return (centred / np.sqrt(grouped.var((1, 2, 4), keepdims=True) + eps)).reshape(
-        x.shape
-    ) * scale.ravel() + bias.ravel()
-
-
-def dense(x: Array, w: Weights, name: str) -> Array:
-    return x @ w[f"{name}/kernel"] + w[f"{name}/bias"]
-
-
-def same(x: Array, kernel: int, stride: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """TensorFlow's SAME padding of height and width."""
-    totals = [max(0, (-(-side // stride) - 1) * stride + kernel - side) for side in x.shape[1:3]]
-    return (totals[0] // 2, totals[0] - totals[0] // 2), (totals[1] // 2, totals[1] - totals[1] // 2)
-
-
-def conv(x: Array, kernel: Array, stride: int, padding: tuple[tuple[int, int], tuple[int, int]]) -> Array:
-    x = np.pad(x, ((0, 0), *padding, (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(x, kernel.shape[:2], (1, 2))[:, ::stride, ::stride]
-    return np.einsum("bijchw,hwcd->bijd", windows, kernel, optimize=True)
-
-
-def max_pool(x: Array) -> Array:
-    return np.lib.stride_tricks.sliding_window_view(x, (3, 3), (1, 2))[:, ::2, ::2].max((-2, -1))
+def renamed(w: Weights) -> Weights:
+    """Their weights for numpy_reference.py: OIHW, `[out, in]`, and query, key and value in one."""
+    found: Weights = {}
+    for name, array in w.items():
+        for pattern, other in _NAMES:
+            name = re.sub(pattern, other, name)
+        if array.ndim == 4:
+            array = array.transpose(3, 2, 0, 1)
+        elif name.endswith("attention.out.weight"):
+            array = array.reshape(-1, array.shape[-1]).T
+        elif ".attention." in name:  # a head and its channels are one axis of ours
+            array = array.reshape(len(array), -1).T if name.endswith("weight") else array.ravel()
+        elif array.ndim == 2:
+            array = array.T
+        found[name] = array[..., 0, 0] if name == "head.weight" and array.ndim == 4 else array
+    for name in [name for name in found if ".attention.query." in name]:
+        parts = [found.pop(name.replace("query", part)) for part in ("query", "key", "value")]
+        found[name.replace("query", "qkv")] = np.concatenate(parts)
+    return found

@@ -132,7 +132,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "not a safetensors file, and neither an .npz archive nor a torch state dict"),
     "header": (
         struct.pack("<Q", 5000) + b'{"x":{',
-        "truncated, its header alone takes 5008 bytes of 14; copy it again",
+        "damaged or truncated safetensors file",
     ),
     "json": (struct.pack("<Q", 8) + b'{"x":{{{' + bytes(9), "damaged or truncated safetensors file"),
     "half an npz": (NPZ[:20000], "damaged or truncated archive"),

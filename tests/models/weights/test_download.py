@@ -113,17 +113,6 @@ def test_fetch__keeps_the_file_under_its_name(server: Server, get: Get) -> None:
     assert len(server.requests) == 1  # the second time from the cache
 
 
-@pytest.mark.parametrize("cut", [1, 60, 99])
-def test_fetch__goes_on_where_the_connection_ended(server: Server, get: Get, cut: int) -> None:
-    server.answers = [cut, cut]
-    assert get().read_bytes() == CONTENT
-    first, second, third = server.requests
-    assert "Range" not in first
-    held = len(CONTENT) * cut // 100
-    assert (second["Range"], second["If-Range"]) == (f"bytes={held}-", '"one"')
-    assert third["Range"] == f"bytes={held + (len(CONTENT) - held) * cut // 100}-"
-
-
 def test_fetch__goes_on_in_the_next_call(server: Server, get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_RECOVERED_BYTES", 2**30)
     server.answers = [50, 50]
@@ -153,13 +142,6 @@ def test_fetch__starts_anew_where_the_version_is_not_told(server: Server, get: G
     assert get().read_bytes() == CONTENT
     assert [request for request in server.requests if "Range" in request] == []
     assert len(server.requests) == 2
-
-
-@pytest.mark.parametrize("status", [429, 500, 503, 416])
-def test_fetch__tries_again_what_passes(server: Server, get: Get, status: int) -> None:
-    server.answers = [status, status]
-    assert get().read_bytes() == CONTENT
-    assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize(
@@ -222,20 +204,6 @@ def test_fetch__bounds_what_tells_no_size(server: Server, get: Get, monkeypatch:
         get()
 
 
-def test_fetch__follows_few_redirects_and_only_to_https(server: Server, get: Get) -> None:
-    server.answers = [f"{server.url}?{number}" for number in range(20)]
-    with pytest.raises(CheckpointError, match=r"\.npz: the server answers 302 .* circle .*; check the"):
-        get(attempts=1)
-    assert len(server.requests) <= 7
-    for target, words in (
-        ("http://example.org/x", "use https"),
-        ("ftp://127.0.0.1/x", "files are read over https://"),
-    ):
-        server.answers = [target]
-        with pytest.raises(CheckpointError, match=f"{target}: .*{words}"):
-            get(attempts=1)
-
-
 @pytest.mark.parametrize(
     "url", ["http://example.org/x", "http://127.0.0.1.example.org/x", "ftp://example.org/x",
             "file:///etc/passwd", "pipe:ls",
@@ -260,12 +228,6 @@ def test_fetch__sends_no_token_to_others(server: Server, get: Get, monkeypatch: 
         get(f"{server.url}?redirected")
     assert "Authorization" in server.requests[2]
     assert "Authorization" not in server.requests[3]
-
-
-def test_fetch__files_of_other_addresses_do_not_meet(server: Server, get: Get, tmp_path: Path) -> None:
-    paths = {get(url) for url in (server.url, server.url.replace("models", "models2"))}
-    assert len(paths) == 2
-    assert all(path.is_relative_to(tmp_path) for path in paths)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.models.weights.conftest import assert_equal_logits, refused
 from vitctl import load_classifier
-from vitctl.models.build import resize_position_embedding
 from vitctl.models.variants import ViTConfig
 from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
@@ -34,19 +32,6 @@ CHANGES: list[dict[str, Any]] = [
 def quiet() -> None:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-
-
-def theirs(config: ViTConfig) -> Any:
-    """transformers' configuration of the same model, told by hand."""
-    return transformers.ViTConfig(
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.depth,
-        num_attention_heads=config.num_heads,
-        intermediate_size=config.mlp_size,
-        image_size=config.image_size,
-        patch_size=config.patch_size,
-        num_labels=config.num_classes,
-    )
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
@@ -71,70 +56,6 @@ def test_folder__is_one_that_transformers_opens(
         return found.logits if config.num_classes else found.pooler_output
 
     assert_equal_logits(run, logits_of, weights, images)
-
-
-def test_folder__tells_preprocessing_and_class_names(
-    plain: ViTConfig, make_weights: Make, meta: dict[str, Any], tmp_path: Path
-) -> None:
-    write_weights(make_weights(plain), tmp_path, "hf")
-    config = transformers.ViTConfig.from_pretrained(tmp_path)
-    assert [config.id2label[index] for index in range(5)] == meta["class_names"]
-    described = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    processor = transformers.ViTImageProcessor.from_pretrained(tmp_path)
-    assert (list(processor.image_mean), list(processor.image_std)) == (meta["mean"], meta["std"])
-    assert (described["size"], described["resample"]) == ({"height": 32, "width": 32}, 2)
-
-
-@pytest.mark.parametrize("spelling", ["files", "memory", "pickle"])
-@pytest.mark.parametrize("kind", ["ViTForImageClassification", "ViTModel"])
-def test_read__their_models_in_every_spelling(
-    plain: ViTConfig, logits_of: Logits, images: Tensor, tmp_path: Path, kind: str, spelling: str
-) -> None:
-    torch.manual_seed(0)
-    model = getattr(transformers, kind)(theirs(plain)).double().eval()
-    model.save_pretrained(tmp_path)
-    if spelling == "memory":
-        save_file(model.state_dict(), tmp_path / "model.safetensors")
-    if spelling == "pickle":
-        torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
-        (tmp_path / "model.safetensors").unlink()
-    weights = read_weights(tmp_path)
-    assert isinstance(weights.config, ViTConfig)
-    assert (weights.config.norm_eps, weights.config.gelu) == (1e-12, "erf")
-    assert "class_names" not in weights.meta  # only LABEL_0, LABEL_1 ...
-    with torch.inference_mode():
-        found = model(images)
-    expected = found.logits if kind == "ViTForImageClassification" else found.pooler_output
-    assert (logits_of(weights, images) - expected).abs().max() < 1e-12 * expected.std()
-
-
-def test_read__position_embeddings_resize_as_in_transformers(plain: ViTConfig, tmp_path: Path) -> None:
-    model = transformers.ViTForImageClassification(theirs(plain))
-    model.save_pretrained(tmp_path)
-    weights = read_weights(tmp_path)
-    table = weights.state["position_embedding"]
-    for side in (3, 7, 9):
-        found = resize_position_embedding(table, (4, 4), (side, side), 1, weights.meta["position_resize"])
-        tokens = torch.zeros(1, side**2 + 1, plain.hidden_size)
-        expected = model.vit.embeddings.interpolate_pos_encoding(tokens, side * 8, side * 8)
-        assert (found - expected).abs().max() < 1e-6
-
-
-def test_read__their_file_comes_back_as_it_was(plain: ViTConfig, tmp_path: Path) -> None:
-    transformers.ViTForImageClassification(theirs(plain)).save_pretrained(tmp_path / "theirs")
-    write_weights(read_weights(tmp_path / "theirs"), tmp_path / "ours", "hf")
-    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "ours"))
-    assert before.keys() == after.keys()
-    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-
-
-def test_read__defaults_without_configuration(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
-    files = write_weights(make_weights(replace(plain, norm_eps=1e-12)), tmp_path, "hf").files
-    for sidecar in files[1:]:
-        sidecar.unlink()
-    weights = read_weights(files[0])
-    assert weights.config == replace(plain, norm_eps=1e-12)
-    assert (weights.meta["mean"], weights.meta["resample"]) == ([0.5] * 3, "bilinear_antialias")
 
 
 @pytest.mark.parametrize(
@@ -179,10 +100,12 @@ def test_notes__say_what_the_folder_cannot(plain: ViTConfig, make_weights: Make,
 @pytest.mark.parametrize("problem", [None, "multi_label_classification", "single_label_classification"])
 @pytest.mark.parametrize("num_labels", [1, 3])
 def test_problem_type__makes_the_answers_of_the_pipeline(
-    plain: ViTConfig, tmp_path: Path, problem: str | None, num_labels: int
+    tmp_path: Path, problem: str | None, num_labels: int
 ) -> None:
     """Every head was a softmax, and one logit a certainty."""
-    config = theirs(replace(plain, num_classes=num_labels))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
+    config = transformers.ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=num_labels)
     config.id2label = dict(enumerate("abc"[:num_labels]))
     model = transformers.ViTForImageClassification(config)
     torch.nn.init.normal_(model.classifier.weight, generator=torch.Generator().manual_seed(0))
@@ -197,28 +120,6 @@ def test_problem_type__makes_the_answers_of_the_pipeline(
     found = dict(load_classifier(tmp_path, precision="float32")(image))
     assert found == pytest.approx(wanted, abs=1e-5)
     assert (sum(found.values()) == pytest.approx(1)) == (num_labels > 1 and "multi" not in str(problem))
-
-
-@pytest.mark.parametrize("to", ["hf", "timm"])
-def test_problem_type__of_a_folder_written_before_it_was_is_the_recorded_loss(
-    plain: ViTConfig, make_weights: Make, tmp_path: Path, to: str
-) -> None:
-    write_weights(make_weights(plain), tmp_path, to)
-    written = json.loads((tmp_path / "config.json").read_text())
-    assert written.pop("problem_type") == "single_label_classification"
-    ours = {"vitctl": {"preprocessing": {"loss": "sigmoid"}}}
-    (tmp_path / "config.json").write_text(json.dumps(written | ours))
-    found = read_weights(tmp_path).meta
-    assert found["loss"] == "sigmoid"
-    assert found["remarks"] == [
-        "config.json has no problem_type: vitctl takes the sigmoid that its vitctl key records, "
-        "other programs take the softmax"
-    ]
-    # As transformers trained it since.
-    stale = written | ours | {"problem_type": "single_label_classification"}
-    (tmp_path / "config.json").write_text(json.dumps(stale))
-    found = read_weights(tmp_path).meta
-    assert not {"loss", "remarks"} & found.keys()
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,11 @@ def _logits(output: Any) -> Tensor:
 Answer = Callable[[Any], Tensor]
 # Class, its configuration, what it answers, fields that tensors do not tell, and how its table is resized.
 CASES: dict[str, tuple[str, str, dict[str, Any], Answer, dict[str, Any], str]] = {
+    "vit head": (
+        "ViTForImageClassification", "ViTConfig", {**_SIZES, "num_labels": 5}, _logits,
+        {"gelu": "erf", "norm_eps": 1e-12}, "bicubic",
+    ),
+    "vit": ("ViTModel", "ViTConfig", _SIZES, _pooled, {"representation_size": 64}, "bicubic"),
     "dinov2": ("Dinov2Model", "Dinov2Config", _DINOV2, _pooled, {"layer_scale": 1e-5}, "bicubic"),
     "dinov2 head": (
         "Dinov2ForImageClassification", "Dinov2Config", {**_DINOV2, "num_labels": 5}, _logits,
@@ -153,7 +158,7 @@ def _ours(weights: Weights, images: Tensor) -> Tensor:
 
 def _theirs(model: Any, answer: Answer, images: Tensor) -> Tensor:
     name = type(model).__name__
-    more = {"interpolate_pos_encoding": True} if name.startswith(("Siglip", "CLIP", "ViTModel")) else {}
+    more = {"interpolate_pos_encoding": True} if name.startswith(("Siglip", "CLIP", "ViT")) else {}
     with torch.inference_mode():
         return answer(model(pixel_values=images, **more))
 
@@ -268,6 +273,7 @@ def test_beit__pre_training_has_one_table_for_all_blocks(tmp_path: Path) -> None
 
 # What is assumed where nothing but tensors is there: activation, eps, mean, classifier.
 ALONE: dict[str, tuple[str, float, float, str]] = {
+    "vit": ("erf", 1e-12, 0.5, "token"),
     "dinov2": ("erf", 1e-6, 0.485, "token"),
     "dinov2 registers": ("erf", 1e-6, 0.485, "token"),
     "dinov3": ("erf", 1e-5, 0.485, "token"),
@@ -294,31 +300,6 @@ def test_family__without_its_json_files_lists_what_it_assumes(case: str, tmp_pat
 
 def _processor(**values: Any) -> dict[str, Any]:
     return {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "do_resize": True, **values}
-
-
-@pytest.mark.parametrize(
-    ("processor", "expected"),
-    [
-        ({"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True,
-          "resample": 3}, ("transformers", 40, "bicubic_antialias")),
-        ({"size": {"shortest_edge": 37}, "crop_size": 32, "do_center_crop": True, "resample": 2},
-         ("transformers", 37, "bilinear_antialias")),
-        ({"size": 40, "crop_size": 32, "resample": 3}, ("transformers", 40, "bicubic_antialias")),
-        ({"size": {"height": 32, "width": 32}, "do_center_crop": False, "resample": 2},
-         ("square", 0, "bilinear_antialias")),
-        ({"size": {"height": 48, "width": 48}, "crop_size": {"height": 32, "width": 32},
-          "do_center_crop": True, "resample": 3}, ("square", 48, "bicubic_antialias")),
-    ],
-)  # fmt: skip
-def test_processor__size_and_crop(
-    processor: dict[str, Any], expected: tuple[str, int, str], tmp_path: Path
-) -> None:
-    _peer("CLIPVisionModel", "CLIPVisionConfig", _SIZES).save_pretrained(tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(_processor(**processor)))
-    meta = read_weights(tmp_path).meta
-    assert (meta["eval_method"], meta["eval_resize"], meta["resample"]) == expected
-    assert (meta["mean"], meta["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
-    assert "assumed" not in meta
 
 
 def test_processor__another_size_than_the_table_is_said(tmp_path: Path) -> None:
@@ -376,7 +357,7 @@ def test_write__a_body_keeps_how_it_pools(tmp_path: Path) -> None:
     ("case", "change", "words"),
     [
         ("dinov2", {"model_type": "vit"}, "model_type 'vit', only 'dinov2' is read"),
-        ("dinov3", {"rope_theta": 10.0}, "rope_theta 10.0, only 100.0 is read"),
+        ("dinov3", {"rope_theta": 10.0}, "rope_theta is 10.0, only 100.0 is supported"),
         ("dinov3 gated", {"hidden_act": "gelu"}, "hidden_act 'gelu', known are silu"),
         ("clip", {"hidden_act": "relu"}, "hidden_act 'relu', known are gelu, "),
     ],

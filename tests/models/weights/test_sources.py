@@ -25,22 +25,32 @@ class Web:
         return self.files[url]
 
 
+BUCKET = "https://storage.googleapis.com/"
+BESIDE = ["config.json", "preprocessor_config.json", "open_clip_config.json", "README.md"]
+WEIGHTS = ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"]
+
+
 @pytest.mark.parametrize(
-    ("source", "url"),
+    ("source", "asked"),
     [
-        ("https://example.org/a/b.npz?x=1", "https://example.org/a/b.npz"),
-        ("gs://bit_models/BiT-M-R50x1.npz", "https://storage.googleapis.com/bit_models/BiT-M-R50x1.npz"),
+        ("https://example.org/a/b.npz?x=1", ["https://example.org/a/b.npz"]),
+        ("http://example.org/a.npz", ["http://example.org/a.npz"]),  # for fetch to refuse
+        ("gs://bit_models/BiT-M-R50x1.npz", [f"{BUCKET}bit_models/BiT-M-R50x1.npz"]),
         (
             "gs://vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz",
-            "https://storage.googleapis.com/vit_models/imagenet21k%2Bimagenet2012/R50%2BViT-B_16.npz",
+            [f"{BUCKET}vit_models/imagenet21k%2Bimagenet2012/R50%2BViT-B_16.npz"],
         ),
-        ("http://example.org/a.npz", "http://example.org/a.npz"),  # for fetch to refuse
+        ("hf://google/vit", [HUB + name for name in (*BESIDE, WEIGHTS[0])]),
+        ("hf://google/vit", [HUB + name for name in (*BESIDE, *WEIGHTS)]),
+        ("hf://google/vit/deep/x y.npz", [HUB + name for name in (*BESIDE, "deep/x%20y.npz")]),
     ],
 )
-def test_locate__addresses(tmp_path: Path, source: str, url: str) -> None:
-    web = Web({url: tmp_path})
+def test_locate__asks_for_what_belongs_beside_and_the_weights(
+    tmp_path: Path, source: str, asked: list[str]
+) -> None:
+    web = Web({asked[-1]: tmp_path})
     assert locate(source, web) == tmp_path
-    assert web.asked == [url]
+    assert web.asked == asked
 
 
 def test_locate__a_bucket_that_is_not_public_is_asked_with_keys(
@@ -52,35 +62,6 @@ def test_locate__a_bucket_that_is_not_public_is_asked_with_keys(
     for web, asked in ((Web({public: tmp_path}), [public]), (Web({private: tmp_path}), [public, private])):
         assert locate(private, web) == tmp_path
         assert web.asked == asked
-
-
-def test_locate__hub_fetches_what_belongs_beside(tmp_path: Path) -> None:
-    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
-    web = Web({f"{HUB}model.safetensors": weights, f"{HUB}config.json": config})
-    assert locate("hf://google/vit", web) == weights
-    assert web.asked == [
-        f"{HUB}{name}"
-        for name in (
-            "config.json",
-            "preprocessor_config.json",
-            "open_clip_config.json",
-            "README.md",
-            "model.safetensors",
-        )
-    ]
-
-
-def test_locate__hub_takes_the_pickle_where_there_is_nothing_else(tmp_path: Path) -> None:
-    web = Web({f"{HUB}pytorch_model.bin": tmp_path})
-    assert locate("hf://google/vit", web) == tmp_path
-    names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-    assert web.asked[-3:] == [HUB + name for name in names]
-
-
-def test_locate__hub_file_by_name(tmp_path: Path) -> None:
-    web = Web({f"{HUB}deep/x%20y.npz": tmp_path})
-    assert locate("hf://google/vit/deep/x y.npz", web) == tmp_path
-    assert f"{HUB}model.safetensors" not in web.asked
 
 
 def test_locate__hub_says_what_is_missing() -> None:

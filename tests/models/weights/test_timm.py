@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from tests.matrix import each
 from tests.models.weights.conftest import assert_equal_logits, refused
 from vitctl.errors import CheckpointError
-from vitctl.models.build import resize_position_embedding
-from vitctl.models.variants import ViTConfig, variant
+from vitctl.models.variants import ViTConfig
 from vitctl.models.weights.layouts import known_heads
 from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
@@ -63,59 +62,6 @@ def test_folder__is_one_that_timm_opens(
     assert written.files == (tmp_path / "model.safetensors", tmp_path / "config.json")
     model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     assert_equal_logits(lambda pixels: model.to(pixels.dtype)(pixels), logits_of, weights, images)
-
-
-def test_file__loads_strictly_and_their_file_is_ours(
-    plain: ViTConfig, make_weights: Make, logits_of: Logits, images: Tensor, tmp_path: Path
-) -> None:
-    weights = make_weights(plain)
-    path = write_weights(weights, tmp_path / "ours.safetensors", "timm").files[0]
-    assert list(tmp_path.iterdir()) == [path]
-    model = twin(plain)
-    assert model.load_state_dict(load_file(path), strict=True)
-    assert_equal_logits(lambda pixels: model.to(pixels.dtype)(pixels), logits_of, weights, images)
-
-    other = twin(plain)
-    save_file(other.state_dict(), tmp_path / "theirs.safetensors")
-    found = read_weights(tmp_path / "theirs.safetensors")
-    assert found.config == plain
-    rewritten = write_weights(found, tmp_path / "again.safetensors", "timm").files[0]
-    ours, theirs = load_file(rewritten), other.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
-
-
-def test_file__the_note_is_the_call_that_loads_it(
-    make_weights: Make, logits_of: Logits, tmp_path: Path
-) -> None:
-    """A Google model at its real size, written for timm, loaded by what the note says."""
-    config = variant("Ti/16", image_size=224, num_classes=7)
-    google = write_weights(make_weights(config), tmp_path / "x.npz", "google").files[0]
-    weights, path = read_weights(google), tmp_path / "y.safetensors"
-    (note,) = write_weights(weights, path, "timm").notes
-    assert note == (
-        "timm.create_model('vit_tiny_patch16_224', checkpoint_path=FILE, img_size=224, num_classes=7, "
-        "act_layer='gelu_tanh')"
-    )
-    model = eval(note, {"timm": timm, "FILE": path}).eval()
-    images = torch.rand(2, 3, 224, 224, generator=torch.Generator().manual_seed(1)) * 2 - 1
-    with torch.inference_mode():
-        expected = model(images)
-    assert (logits_of(weights, images) - expected).abs().max() < 1e-5 * expected.std()
-    assert read_weights(path).config == replace(config, gelu="erf")  # alone, the file cannot tell
-
-
-def test_read__position_embeddings_resize_as_in_timm(
-    plain: ViTConfig, make_weights: Make, tmp_path: Path
-) -> None:
-    from timm.layers import resample_abs_pos_embed
-
-    weights = read_weights(write_weights(make_weights(plain), tmp_path, "timm").files[0])
-    table = weights.state["position_embedding"]
-    for side in (3, 7, 9):
-        found = resize_position_embedding(table, (4, 4), (side, side), 1, weights.meta["position_resize"])
-        expected = resample_abs_pos_embed(table, [side, side], num_prefix_tokens=1)
-        assert (found - expected).abs().max() < 1e-6
 
 
 def test_read__old_files_have_pre_logits(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:

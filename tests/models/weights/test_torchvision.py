@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.models.weights.conftest import assert_equal_logits
 from vitctl.models.build import resize_position_embedding
-from vitctl.models.variants import ViTConfig, variant
+from vitctl.models.variants import ViTConfig
 from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 Logits = Callable[[Weights, Tensor], Tensor]
@@ -42,25 +42,6 @@ def test_file__loads_strictly_with_equal_logits(
     model = from_note(written.notes[0])
     assert model.load_state_dict(load_file(written.files[0]), strict=True)
     assert_equal_logits(lambda pixels: model.to(pixels.dtype)(pixels), logits_of, weights, images)
-
-
-@pytest.mark.slow
-def test_read__their_model_at_its_real_size(logits_of: Logits, tmp_path: Path) -> None:
-    from torchvision.models import vit_b_32
-
-    torch.manual_seed(0)
-    model = vit_b_32(num_classes=10).eval()
-    nn.init.normal_(model.heads.head.weight)
-    torch.save(model.state_dict(), tmp_path / "vit_b_32.pth")
-    weights = read_weights(tmp_path / "vit_b_32.pth", model="B/32")
-    assert weights.config == variant("B/32", num_classes=10, gelu="erf")
-    pixels = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        expected = model(pixels)
-    assert (logits_of(weights, pixels) - expected).abs().max() < 1e-5 * expected.std()
-    rewritten = load_file(write_weights(weights, tmp_path / "again.safetensors", "torchvision").files[0])
-    assert rewritten.keys() == model.state_dict().keys()
-    assert all(torch.equal(rewritten[name], tensor) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize(

@@ -105,8 +105,9 @@ def progress_bar(title: str, console: Console = CONSOLE) -> Iterator[Callable[[i
         yield partial(show, title)
 
 
-def adding(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
-    """Turn a function (done, total) into one that counts increments."""
+@contextmanager
+def counting(title: str, total: int, console: Console = CONSOLE) -> Iterator[Callable[[int], None]]:
+    """Yield a function that moves a progress bar by so many of `total`."""
     done = 0
 
     def add(more: int) -> None:
@@ -114,7 +115,8 @@ def adding(progress: Callable[[int, int], None], total: int) -> Callable[[int], 
         done += more
         progress(done, total)
 
-    return add
+    with progress_bar(title, console) as progress:
+        yield add
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,6 @@ class BenchOptions:
     names: tuple[str, ...]
     recipe: str | None
     seconds: float
-    threads: int | None
     json: Path | None
     sets: tuple[str, ...]
 
@@ -85,16 +84,12 @@ def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None) ->
         raise typer.Exit(run_in_processes(recipe))
     from vitctl.bench.step_speed import bench_model
 
-    with measuring(options.threads, options.seconds) as budget:
+    with measuring(options.seconds) as budget:
         result = bench_model(recipe, budget, batch_size=batch_size)
     if member is not None and member.rank > 0:
         return
     result = {"recipe": name, "seconds_asked": options.seconds, "set": list(options.sets), **result}
-    try:
-        show_model(result)
-    finally:
-        _write(result, options.json)
-    _finish(options.json, budget.stop.raised, exits=member is None)
+    _report(show_model, result, options.json, budget, exits=member is None)
 
 
 def chosen_recipe(
@@ -144,17 +139,11 @@ def run_resolutions(
     check_target("--plot", picture, (".png", ".svg"))
     check_target("--plot", numbers, (".json",))
     models, sides = options.names or MODELS, parse_sides(resolutions)
-    with measuring(options.threads, seconds or _CELL_SECONDS * len(models) * len(sides)) as budget:
+    with measuring(seconds or _CELL_SECONDS * len(models) * len(sides)) as budget:
         result = bench_resolutions(models, sides, budget, precision=precision)
     if not result["cells"]:
         raise typer.Exit(3)
-    try:
-        show_resolutions(result)
-    finally:
-        _write(result, numbers)
-        message = _draw(result, picture)
-    say(message)
-    _finish(numbers, budget.stop.raised)
+    _report(show_resolutions, result, numbers, budget, picture)
 
 
 def _draw(result: Mapping[str, Any], picture: Path) -> str:
@@ -174,42 +163,45 @@ def run_data(options: BenchOptions, flags: Flags) -> None:
 
     start_command()
     recipe, name = chosen_recipe(options, flags)
-    with measuring(options.threads, options.seconds) as budget:
+    with measuring(options.seconds) as budget:
         result = {"recipe": name, **bench_data(recipe, budget)}
+    _report(show_data, result, options.json, budget)
+
+
+def _report(
+    show: Callable[[Mapping[str, Any]], None],
+    result: Mapping[str, Any],
+    json: Path | None,
+    budget: "Budget",
+    picture: Path | None = None,
+    *,
+    exits: bool = True,
+) -> None:
+    """Print the numbers, write them and draw the picture, and name both.
+
+    Exits with code 3 if a signal cut the measurement short, unless a launcher does so.
+    """
     try:
-        show_data(result)
-    finally:
-        _write(result, options.json)
-    _finish(options.json, budget.stop.raised)
-
-
-def _write(result: Mapping[str, Any], json: Path | None) -> None:
-    """Write the numbers even if they cannot be printed, because the reader closed the pipe."""
-    if json is not None:
-        with writing(json):
-            json.parent.mkdir(parents=True, exist_ok=True)
-            write_json(json, result)
-
-
-def _finish(json: Path | None, stopped: bool, *, exits: bool = True) -> None:
-    """Name the file; exit with code 3 if a signal cut the measurement short, unless a launcher does so."""
-    if json is not None:
-        say(f"numbers: {json}")
-    if stopped:
+        show(result)
+    finally:  # also if the reader closed the pipe
+        if json is not None:
+            with writing(json):
+                json.parent.mkdir(parents=True, exist_ok=True)
+                write_json(json, result)
+        said = [_draw(result, picture)] if picture else []
+    for text in [*said, f"numbers: {json}"] if json else said:
+        say(text)
+    if budget.stop.raised:
         say("stopped early: what was measured until then is above", style="bold yellow")
         if exits:
             raise typer.Exit(3)
 
 
 @contextmanager
-def measuring(threads: int | None, seconds: float) -> "Iterator[Budget]":
+def measuring(seconds: float) -> "Iterator[Budget]":
     """Yield a budget that signals end; a terminal line, or standard error, shows what is being measured."""
-    import torch
-
     from vitctl.bench.measuring import Budget
 
-    if threads is not None:
-        torch.set_num_threads(threads)
     began = last = time.monotonic()
     with stop_on_signals() as stop, CONSOLE.status("starting") as status:
 

@@ -52,13 +52,10 @@ def show_paper_tables(
     if wrong := [target for target in targets if target not in known]:
         raise RecipeError(f"--target {wrong[0]}", f"no such column; known: {', '.join(known) or 'none'}")
     if plot is not None:
+        only = f"only {', '.join(PLOTS)} can be plotted, e.g. `vitctl recipes table fig5 --plot {plot}`"
         refuse(
             RecipeError,
-            (
-                number not in PLOTS,
-                f"--plot {plot}",
-                f"only {', '.join(PLOTS)} can be plotted, e.g. `vitctl recipes table fig5 --plot {plot}`",
-            ),
+            (number not in PLOTS, f"--plot {plot}", only),
             (plot.suffix.lower() != ".png", f"--plot {plot}", "should be the name of a .png file"),
             (not plot.absolute().parent.is_dir(), f"--plot {plot}", f"there is no folder {plot.parent}"),
             (not can_plot(), "--plot", NOT_INSTALLED),
@@ -130,7 +127,9 @@ def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: 
         accuracies = (text for paper in texts for text in (paper, "-"))
         known_costs = {"TPU-days": cost_text(table.core_days.get(name))}
         cells.append((name, *accuracies, *(known_costs.get(cost, "-") for cost in costs)))
-    title = f"{_kind(number)} {table.caption}; top-1 in percent"
+    kinds = {"figures": "Figures", "4.6": "Section 4.6:"}
+    kind = kinds.get(number) or (f"Figure {number[3:]}:" if number[0] == "f" else f"Table {number}:")
+    title = f"{kind} {table.caption}; top-1 in percent"
     show_table(("recipe", *columns, *costs), cells, title=title)
     for row in rows:
         for target, one in zip(shown, row.accuracies, strict=True):
@@ -138,14 +137,6 @@ def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: 
                 say(f"{row.recipe}, {target}: {one.ours.remark}")
     if hidden := [column for column in table.columns if column not in shown]:
         say(f"more columns, with --target NAME: {', '.join(hidden)}")
-
-
-def _kind(number: str) -> str:
-    if number == "figures":
-        return "Figures"
-    if number.startswith("fig"):
-        return f"Figure {number[3:]}:"
-    return f"{'Section' if '.' in number else 'Table'} {number}:"
 
 
 _OPTIONAL = ("paper", "TPU-days")  # costs that the paper gives for some tables only

@@ -1,4 +1,4 @@
-"""Output of `vitctl runs`, `verify` and `sweep`: lists, a run's curves, live records, findings, sweeps."""
+"""Output of `vitctl runs` and `sweep`: lists, a run's curves, live records, sweeps."""
 
 import math
 import sys
@@ -33,14 +33,12 @@ from vitctl.report.sweep_table import Outcome, draw_sweep, groups, shared_words
 from vitctl.system.figures import NOT_INSTALLED, can_plot
 from vitctl.system.files import parsing
 from vitctl.system.text import bytes_text, count_text
-from vitctl.verify.finding import FAILS, Finding
 
 _BARS, _WIDEST = "▁▂▃▄▅▆▇█", 60
 _FIRST_RECORDS = 10  # records that `tail` starts with
 _POLL_SECONDS = 0.5
 _LAST_WARNINGS = 3
 _LOST = ("data", "exchange", "rest")  # parts of a step that the plan's rate has not
-_FINDING = 12  # width of a finding's label
 
 
 def show_list(lines: Sequence[RunLine], root: Path) -> None:
@@ -217,12 +215,6 @@ def clean_runs(runs: Sequence[Path], converted: Sequence[Converted], *, yes: boo
     say(f"freed {bytes_text(freed)}")
 
 
-def show_finding(finding: Finding, inside: str) -> None:
-    """Print a finding of `vitctl verify`; `inside` is the training in the run that it is about, or ""."""
-    label = finding.state.upper() if finding.state in FAILS else finding.state
-    say(f"{label:<{_FINDING}}{f'{inside}: ' * bool(inside)}{finding.what}: {finding.text}")
-
-
 def sparkline(values: Sequence[float]) -> str:
     """Return a curve in one line: bars for the means of its parts; "..." if the terminal has no bars."""
     finite = np.array([value for value in values if math.isfinite(value)])
@@ -242,10 +234,8 @@ def run_and_show(sweep: Sweep, cells: Sequence[SweepCell], folder: Path, metric:
     The best of them is scored once on the split `test`, which chose nothing.
     """
     kept = sum(is_done(folder / cell.name) for cell in cells)
-    say(
-        f"{count_text(len(cells), 'run')} in {folder}"
-        + (f", {kept} of them already finished" if kept else "")
-    )
+    finished = f", {kept} of them already finished" * bool(kept)
+    say(f"{count_text(len(cells), 'run')} in {folder}{finished}")
     with ExitStack() as stack:
 
         def report(cell: SweepCell, number: int) -> Report:

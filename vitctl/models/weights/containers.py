@@ -19,14 +19,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitctl.errors import CheckpointError
+from vitctl.errors import CheckpointError, refuse
 from vitctl.models.weights.header import (
     INDEX,
-    MAX_NUMBER,
     begins_of,
     bounded,
+    metadata_of,
     parts_of,
-    safetensors_header,
     shards_of,
 )
 from vitctl.models.weights.later import Later, now
@@ -52,6 +51,7 @@ _DAMAGE = (
     ValueError,
 )
 _JSON_BYTES = 16 * 2**20
+_MAX_NUMBER = 2**53  # of a shape
 _ZEROS_BYTES = 256 * 2**20  # for a new head's zeros, which compress to nothing
 # First bytes of files that are not weights -> the message.
 _NOT_WEIGHTS = {
@@ -60,7 +60,6 @@ _NOT_WEIGHTS = {
     rb"": "not a safetensors file, and neither an .npz archive nor a torch state dict; give weights, such as "
     "model.safetensors",
 }
-_PICKLE = rb"\x80[\x02-\x05]"
 # Keys or prefixes of the weights, and of their average, in training checkpoints. Lightning's average is
 # state_dict, next to current_model_state.
 _RAW = ("current_model_state", "state_dict", "model_state_dict", "model", "module", "_orig_mod")
@@ -68,8 +67,6 @@ _AVERAGED = (
     "state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema_model",
     "averaged_model", "ema",
 )  # fmt: skip
-_COUNT = "n_averaged"  # of torch's AveragedModel
-_MAX_WRAPPED = 4
 ONE_SET = "--weights {which}: there is only one set of weights; omit --weights"
 
 
@@ -127,15 +124,10 @@ def kind_of(path: Path) -> Kind:
         raise CheckpointError(path, f"{size:,} bytes, should be at most {limits.WEIGHTS:,}")
     # The first eight bytes are the header's length and may look like anything, so the brace is what counts.
     if start[8:9] == b"{":
-        needed = 8 + int.from_bytes(start[:8], "little")
-        if needed > size:
-            raise CheckpointError(
-                path, f"truncated, its header alone takes {needed} bytes of {size}", "copy it again"
-            )
         return "safetensors"
     if start.startswith(b"PK\x03\x04"):
         return _kind_of_zip(path, size)
-    if re.match(_PICKLE, start):
+    if re.match(rb"\x80[\x02-\x05]", start):
         return "torch"
     raise CheckpointError(
         path, next(words for begin, words in _NOT_WEIGHTS.items() if re.match(begin, start))
@@ -145,22 +137,24 @@ def kind_of(path: Path) -> Kind:
 def _kind_of_zip(path: Path, size: int) -> Kind:
     with _whole(path, "archive"), zipfile.ZipFile(path) as archive:
         members = archive.infolist()
-    claimed = sum(member.file_size for member in members)
-    if claimed > min(limits.WEIGHTS, size * limits.WEIGHTS_GROWTH + _ZEROS_BYTES):
-        raise CheckpointError(
+    claimed, names = sum(member.file_size for member in members), [member.filename for member in members]
+    refuse(
+        CheckpointError,
+        (
+            claimed > min(limits.WEIGHTS, size * limits.WEIGHTS_GROWTH + _ZEROS_BYTES),
             path,
             f"declares {claimed:,} bytes, too many for its size; at most {limits.WEIGHTS:,}, and "
             f"{limits.WEIGHTS_GROWTH:,} times its size, are opened",
-        )
-    names = [member.filename for member in members]
-    if names and all(name.endswith(".npy") for name in names):
-        return "npz"
-    if any(name.endswith("/archive_format") for name in names):
-        raise CheckpointError(
+        ),
+        (
+            any(name.endswith("/archive_format") for name in names),
             path,
             "a torch.export program, which computes by itself",
             "give the weights that it was made of, or an .onnx file",
-        )
+        ),
+    )
+    if names and all(name.endswith(".npy") for name in names):
+        return "npz"
     if any(name.endswith("/data.pkl") for name in names):
         return "torch"
     raise CheckpointError(
@@ -224,7 +218,7 @@ def one_set(tensors: Tensors, which: str = "") -> tuple[Tensors, str, bool]:
         sets = dict[str, Tensors]()
         for name, tensor in tensors.items():
             head, dot, rest = name.partition(".")
-            if name != _COUNT:
+            if name != "n_averaged":  # of torch's AveragedModel
                 sets.setdefault(head if dot else f".{name}", {})[rest] = tensor
         raw, averaged = _keys(sets)
         if not sets or sets.keys() - {raw, averaged}:
@@ -316,8 +310,7 @@ def _version(path: Path) -> tuple[int, int, int]:
 
 
 def _read_safetensors(path: Path) -> Tensors:
-    if safetensors_header(path) is None:
-        raise CheckpointError(path, "damaged or truncated safetensors file", "copy it again")
+    metadata_of(path)  # it is whole, and has not too many tensors
     with _whole(path, "safetensors file"), safe_open(path, framework="pt", device="cpu") as file:
         return {name: file.get_tensor(name) for name in sorted(file.keys())}
 
@@ -332,7 +325,7 @@ def _npz_shapes(path: Path) -> Tensors:
                 shape, _, dtype = read(member)
             count = math.prod(shape)
             is_cut = not dtype.hasobject and count * dtype.itemsize > info.file_size
-            if is_cut or count >= MAX_NUMBER or any(not 0 <= side < MAX_NUMBER for side in shape):
+            if is_cut or count >= _MAX_NUMBER or any(not 0 <= side < _MAX_NUMBER for side in shape):
                 raise ValueError(f"{one_line(info.filename)} has the shape {shape}")
             name, one = info.filename.removesuffix(".npy"), np.empty(0, "f4" if dtype.hasobject else dtype)
             shapes[name] = torch.empty(shape, dtype=_tensor(path, name, one).dtype, device="meta")
@@ -375,7 +368,7 @@ def _read_torch(path: Path) -> Tensors:
         raise CheckpointError(path, "damaged or truncated torch file", "copy it again") from error
     if not isinstance(found, Mapping):
         raise CheckpointError(path, f"holds a {type(found).__name__}, not a state dict of tensors")
-    found = _flat(found, _MAX_WRAPPED)
+    found = _flat(found, depth=4)
     if strangers := [str(name) for name, value in found.items() if not isinstance(value, Tensor)]:
         raise CheckpointError(
             path, f"not a plain state dict, these are not tensors: {one_line(listed(strangers))}"

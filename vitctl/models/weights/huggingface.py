@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from vitctl.errors import CheckpointError
-from vitctl.models.variants import Config, ViTConfig
+from vitctl.errors import CheckpointError, refuse
+from vitctl.models.variants import WITH_CLASS_TOKEN, Config, ViTConfig
 from vitctl.models.weights.download import CONFIG, PREPROCESSOR
 from vitctl.models.weights.json_keys import Keys, Known, checked
 from vitctl.models.weights.layouts import (
@@ -78,7 +78,6 @@ _ROPE_THETA = 100.0
 CLIP_REMARK = (
     "the feature is the class token after the last norm, without the projection that follows in CLIP"
 )
-_ANY_POOL = ("token", "patches", "token_patches")
 # Keys of config.json -> the ViT field that the tensors show.
 _SIZES = {
     "num_hidden_layers": "depth",
@@ -93,7 +92,7 @@ _USED: Keys = {
         *(name for name in _SIZES if name != "num_register_tokens"), "image_size", "num_attention_heads",
     ),
     "a number": (
-        "layer_norm_eps", "rope_theta", "pos_embed_rescale", "hidden_dropout_prob", "layer_scale_init_value",
+        "layer_norm_eps", "pos_embed_rescale", "hidden_dropout_prob", "layer_scale_init_value",
     ),
     "true or false": ("query_bias", "use_relative_position_bias", "vision_use_head"),
     "a text": ("model_type", "hidden_act", "classifier"),
@@ -132,6 +131,7 @@ KEYS = Known(
     },
     settled={
         "num_channels": (3,),
+        "rope_theta": (_ROPE_THETA,),
         "pooler_act": ("tanh",),
         "pruned_heads": ({},),
         "is_decoder": (False,),
@@ -335,11 +335,6 @@ def _ratio(config: ViTConfig) -> int:
     return sizes.get(config.mlp_size, 0)
 
 
-def _fill_dinov3(config: ViTConfig) -> Tensors:
-    none = {} if config.registers else {"embeddings.register_tokens": torch.zeros(1, 0, config.hidden_size)}
-    return {"embeddings.mask_token": torch.zeros(1, 1, config.hidden_size), **none}
-
-
 _VIT = _Family(
     title="Hugging Face ViT",
     types=("vit", "vit_mae"),
@@ -412,7 +407,10 @@ _DINOV3 = _Family(
         "rope_theta": _ROPE_THETA,
         "pos_embed_rescale": config.rotary_rescale if config.rotary_rescale > 1 else None,
     },
-    fill=_fill_dinov3,
+    fill=lambda config: {
+        "embeddings.mask_token": torch.zeros(1, 1, config.hidden_size),
+        **({} if config.registers else {"embeddings.register_tokens": torch.zeros(1, 0, config.hidden_size)}),
+    },
     remarks=(
         "transformers' image processor brings colours to 0 .. 1 before it resizes, vitctl after: they differ "
         "by rounding",
@@ -522,22 +520,21 @@ def _describe(
     family: _Family, row: WeightsLayout, view: View, _tensors: Tensors, beside: Beside
 ) -> tuple[Config, dict[str, Any]]:
     kind, patches = beside.config.get("model_type") or family.types[0], view("patch_embedding.weight")
-    if patches is not None and patches.dim() == 2:
-        raise CheckpointError(
+    known = " or ".join(map(repr, family.types))
+    refuse(
+        CheckpointError,
+        (
+            patches is not None and patches.dim() == 2,
             "its images have any aspect ratio (NaFlex), which is not supported",
-            fix="use weights of a fixed size",
-        )
-    if kind not in family.types:
-        known = " or ".join(map(repr, family.types))
-        raise CheckpointError("config.json", f"model_type {one_line(repr(kind))}, only {known} is read")
+            "",
+            "use weights of a fixed size",
+        ),
+        (kind not in family.types, CONFIG, f"model_type {one_line(repr(kind))}, only {known} is read"),
+    )
     whole = checked(CONFIG, beside.config, KEYS)
     config = dict(whole)
     for tower in _TOWER_CONFIGS:
         config |= whole.get(tower, {})
-    if config.get("rope_theta", _ROPE_THETA) != _ROPE_THETA:
-        raise CheckpointError(
-            "config.json", f"rope_theta {config['rope_theta']!r}, only {_ROPE_THETA} is read"
-        )
     bias = view("blocks.0.attention.relative_bias")
     told = None if bias is None else bias.shape[1]
     heads = (
@@ -794,7 +791,7 @@ LAYOUT = _layout(_VIT, TABLE, "vit.encoder.layer.0.layernorm_before.weight")
 # A file belongs to the first row whose mark it has. gelu and norm_eps are in config.json, the rest in
 # preprocessor_config.json; transformers' or the published weights' values are assumed.
 _POOLED = "beit.pooler.layernorm.weight"
-_DINOV2_NEEDS: dict[str, Any] = {"classifier": _ANY_POOL, "layer_scale": (True,)}
+_DINOV2_NEEDS: dict[str, Any] = {"classifier": WITH_CLASS_TOKEN, "layer_scale": (True,)}
 _DINOV3_NEEDS: dict[str, Any] = {
     **_DINOV2_NEEDS, "registers": (bool,), "position_embedding": ("none",), "rotary": ("dinov3",),
     "qkv_bias": ("qv", "none"),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from vitctl.errors import CheckpointError
+from vitctl.errors import CheckpointError, writing
 from vitctl.models.variants import BOUNDS, CHOICES, WITH_CLASS_TOKEN, Config
 from vitctl.system import limits
 from vitctl.system.files import read_json, write_json
@@ -236,15 +236,10 @@ class Temperature(BaseModel):
         return f"temperature {self.temperature:.4f}, fitted to {self.split} ({images}, digest {data})"
 
     def write(self, weights: str) -> str:
-        """Write the file next to the weights, atomically; return its path. Raises CheckpointError."""
+        """Write the file next to the weights, atomically; return its path."""
         place = _beside(weights)
-        try:
+        with writing(place):
             return str(write_json(place, self.model_dump()))
-        except OSError as error:
-            reason = error.strerror or error
-            raise CheckpointError(
-                place, f"could not be written ({reason})", "copy the weights first"
-            ) from None
 
 
 def stored_temperature(weights: str, digest: Callable[[], str]) -> Temperature | None:

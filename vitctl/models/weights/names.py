@@ -11,8 +11,6 @@ from vitctl.models.variants import Config, ViTConfig
 from vitctl.system.text import did_you_mean, one_edit_away
 
 TERMS = {"DINOv3 License": "https://ai.meta.com/resources/models-and-libraries/dinov3-license/"}
-_OF_DINOV3 = "model card of facebookresearch/dinov3"
-_OF_DINOV2 = "README.md of facebookresearch/dinov2"
 _MAE_FT = "% fine-tuned on ImageNet: FINETUNE.md of facebookresearch/mae"
 
 
@@ -49,12 +47,12 @@ _SIG = "texts of WebLI, SigLIP 2"
 
 def _dinov3(name: str, parameters: float, real: float) -> Published:
     address = f"hf://facebook/dinov3-vit{name}-pretrain-lvd1689m"
-    number = f"linear classifier {real} % on ImageNet-ReaL: {_OF_DINOV3}"
+    number = f"linear classifier {real} % on ImageNet-ReaL: model card of facebookresearch/dinov3"
     return Published(address, _LVD, parameters, 224, _BOTH, "DINOv3 License", number, gated=True)
 
 
 def _dinov2(name: str, parameters: float, linear: float, knn: float) -> Published:
-    number = f"linear classifier {linear} %, k-NN {knn} % on ImageNet: {_OF_DINOV2}"
+    number = f"linear classifier {linear} %, k-NN {knn} % on ImageNet: README.md of facebookresearch/dinov2"
     return Published(f"hf://facebook/dinov2-{name}", _SELF, parameters, 518, _BOTH, _APACHE, number)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from vitctl.errors import CheckpointError
+from vitctl.errors import CheckpointError, refuse
 from vitctl.models.variants import Config, ViTConfig
 from vitctl.models.weights.download import CONFIG
 from vitctl.models.weights.json_keys import Known, checked
@@ -340,27 +340,33 @@ def _refuse(*words: str) -> None:
 
 def _likely_rotary(shape: Json) -> str:
     """Return the rotary rule of timm's networks of this shape."""
-    if shape["qkv_bias"] == "qkv" or shape["position_embedding"] == "relative_bias":
-        return "none"
-    if shape["position_embedding"] == "none":
-        return "none" if not shape["registers"] else "dinov3" if shape["classifier"] == "token" else "eva"
-    return "eva" if shape["mlp"] == "swiglu" else "none"
+    has_no_table, has_token = shape["position_embedding"] == "none", shape["classifier"] == "token"
+    rules = (
+        ("none", shape["qkv_bias"] == "qkv" or shape["position_embedding"] == "relative_bias"),
+        ("none", has_no_table and not shape["registers"]),
+        ("dinov3", has_no_table and has_token),
+        ("eva", has_no_table or shape["mlp"] == "swiglu"),
+        ("none", True),
+    )
+    return next(rule for rule, is_likely in rules if is_likely)
 
 
 def _unlikely(shape: Json) -> Iterator[str]:
     """Yield features of timm's networks of this shape that no tensor shows."""
-    if (shape["hidden_size"], shape["depth"]) == (1792, 64):
-        yield _FOREIGN_NAMES[r"_rpn_|enormous"]
     plain = shape["rotary"] == "none" and shape["position_embedding"] != "relative_bias"
-    if plain and shape["qkv_bias"] == "none" and not shape["layer_scale"] and shape["norm_at"] == "pooled":
-        yield _FOREIGN_NAMES[r"_rpn_|enormous"]
-    placeless = plain and shape["position_embedding"] == "none" and shape["layer_scale"]
-    if placeless or (shape["norm_pre"] and shape["classifier"] == "attention"):
-        yield (
-            "no positions but, by its other tensors, rotary ones"
-            if placeless
-            else "rotary positions after a first norm"
-        )
+    norms_after = shape["qkv_bias"] == "none" and not shape["layer_scale"] and shape["norm_at"] == "pooled"
+    signs = (
+        (
+            (shape["hidden_size"], shape["depth"]) == (1792, 64) or (plain and norms_after),
+            _FOREIGN_NAMES[r"_rpn_|enormous"],
+        ),
+        (
+            plain and shape["position_embedding"] == "none" and shape["layer_scale"],
+            "no positions but, by its other tensors, rotary ones",
+        ),
+        (shape["norm_pre"] and shape["classifier"] == "attention", "rotary positions after a first norm"),
+    )
+    return (words for is_there, words in signs if is_there)
 
 
 def _classifier(shape: Json, pool: str | None) -> str:
@@ -381,20 +387,20 @@ def _classifier(shape: Json, pool: str | None) -> str:
 
 
 def _likely(shape: Json) -> Json:
-    whole = {"eval_resize": 1}
+    """Return what timm's networks of this shape usually have, of what no tensor shows."""
     squashed = {"eval_method": "square", "eval_resize": SQUASH}
-    if shape["norm_pre"]:
-        return {**CLIP, "norm_eps": LARGER_EPS, **whole}
-    if shape["classifier"] == "attention":
-        return {"gelu": "tanh", **squashed}
-    if shape["rotary"] == "dinov3":
-        return {**IMAGENET, "norm_eps": LARGER_EPS, **whole}
-    if shape["rotary"] == "eva":
-        return {**CLIP, **squashed}
     later = (
         shape["layer_scale"] or shape["norm_at"] == "pooled" or shape["position_embedding"] == "relative_bias"
     )
-    return IMAGENET if later else {}
+    usual: tuple[tuple[object, Json], ...] = (
+        (shape["norm_pre"], {**CLIP, "norm_eps": LARGER_EPS, "eval_resize": 1}),
+        (shape["classifier"] == "attention", {"gelu": "tanh", **squashed}),
+        (shape["rotary"] == "dinov3", {**IMAGENET, "norm_eps": LARGER_EPS, "eval_resize": 1}),
+        (shape["rotary"] == "eva", {**CLIP, **squashed}),
+        (later, IMAGENET),
+        (True, {}),
+    )
+    return next(values for is_such, values in usual if is_such)
 
 
 def _side(key: str, size: int | list[int]) -> int:
@@ -408,14 +414,16 @@ def _side(key: str, size: int | list[int]) -> int:
 def _recorded(pretrained: Json) -> dict[str, Any]:
     pretrained = {**(_DEFAULTS if pretrained else {}), **pretrained}
     mode, share = pretrained.get("crop_mode") or "center", pretrained.get("crop_pct")
-    if mode not in _METHODS:
-        raise CheckpointError(
-            "config.json", f"crop_mode {mode!r} is not supported, known are {', '.join(_METHODS)}"
-        )
-    if mode == "border" and (share or 1) != 1:
-        raise CheckpointError(
-            "config.json", f"crop_mode 'border' with crop_pct {share} is not supported, only 1"
-        )
+    known, where = ", ".join(_METHODS), "config.json"
+    refuse(
+        CheckpointError,
+        (mode not in _METHODS, where, f"crop_mode {mode!r} is not supported, known are {known}"),
+        (
+            mode == "border" and (share or 1) != 1,
+            where,
+            f"crop_mode 'border' with crop_pct {share} is not supported, only 1",
+        ),
+    )
     interpolation = pretrained.get("interpolation")
     return {
         "mean": pretrained.get("mean"),
@@ -468,23 +476,21 @@ def _notes(config: ViTConfig, _meta: Json) -> Iterator[str]:
 
 
 def structure(config: ViTConfig) -> str:
-    """Return the row of `_NAMES` for a network."""
+    """Return the row of `_NAMES` for a network: the first whose sign it has."""
     gated = config.mlp == "swiglu"
-    if config.position_embedding == "relative_bias":
-        return _BEIT
-    if config.rotary == "dinov3":
-        return "dinov3 swiglu" if gated else "dinov3"
-    if config.rotary == "eva" or config.qkv_bias == "qv" or config.mlp_norm:
-        return "eva"
-    if gated:
-        return "swiglu"
-    if config.norm_pre or config.norm_eps == LARGER_EPS:
-        return "clip"
-    if config.classifier == "attention":
-        return "siglip"
-    if config.layer_scale or config.registers:
-        return "dinov2" if config.position_class_row or config.registers else "deit3"
-    return "plain"
+    signs = (
+        (_BEIT, config.position_embedding == "relative_bias"),
+        ("dinov3 swiglu", config.rotary == "dinov3" and gated),
+        ("dinov3", config.rotary == "dinov3"),
+        ("eva", config.rotary == "eva" or config.qkv_bias == "qv" or config.mlp_norm),
+        ("swiglu", gated),
+        ("clip", config.norm_pre or config.norm_eps == LARGER_EPS),
+        ("siglip", config.classifier == "attention"),
+        ("dinov2", config.registers or (config.layer_scale and config.position_class_row)),
+        ("deit3", config.layer_scale),
+        ("plain", True),
+    )
+    return next(name for name, is_there in signs if is_there)
 
 
 def _family_eps(config: ViTConfig) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitctl.errors import CheckpointError, VitctlError
+from vitctl.errors import CheckpointError, VitctlError, refuse
 from vitctl.models.build import build, check_state
 from vitctl.models.variants import Config, from_dict, to_dict, variant
 from vitctl.models.weights import google, huggingface, openclip, published, timm, torchvision
@@ -66,14 +66,13 @@ _OURS = Known(
     {
         "an object": ("vitctl", "vitctl.preprocessing"),
         "a whole number above 0": ("vitctl.num_heads",),
-        "a number above 0": ("vitctl.preprocessing.temperature",),
         "a whole number": _COUNTS,
         "a text": ("problem_type",),
     },
     harmless=r"[\s\S]*",  # the program's reader checks the others
 )
-# transformers' problem types -> the loss. By its rule, a single logit is a sigmoid with either.
-_LOSSES = {"multi_label_classification": "sigmoid", "single_label_classification": None}
+# transformers' problem types. By its rule, a single logit is a sigmoid with either.
+_SIGMOID, _SOFTMAX = "multi_label_classification", "single_label_classification"
 # Keys that no other program records, and those that we record for programs without config.json.
 _OURS_ALONE = ("exif_orientation", "temperature_sha256")
 _OURS_INSTEAD = (
@@ -196,48 +195,29 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors, which: str)
     beside = replace(beside, num_heads=num_heads or ours.get("num_heads"))
     licence = stated_licence(path.parent, beside.config)
     config, meta = row.describe(row, row.view(tidy), tidy, beside)
-    rows = config.num_classes
+    rows, problem = config.num_classes, told.get("problem_type")
     for name in _COUNTS:
         if rows and told.get(name, rows) != rows:
             raise contradiction(CONFIG, f"{name} is {told[name]}, and the head has {rows} classes")
+    if rows and problem not in (None, _SIGMOID, _SOFTMAX):
+        raise CheckpointError(
+            CONFIG,
+            f"problem_type {problem!r}, only {_SIGMOID} and {_SOFTMAX} are read, whose outputs are classes",
+            "to train another head on its body, remove the key first",
+        )
     model = build(config, device="meta").state_dict()
     table = row.table(getattr(config, "num_heads", 1))
     state = to_ours(tidy, rules_for(table, model), model)
-    meta |= {"format": row.name, **licence, **_recorded_loss(told, config)}
+    meta |= {"format": row.name, **licence}
+    if problem == _SIGMOID:
+        meta["loss"] = "sigmoid"
     said, is_alone = ours.get("preprocessing", {}), not {"model_type", "architecture"} & told.keys()
     kept = {name: said[name] for name in _OURS_ALONE + _OURS_INSTEAD * is_alone if name in said}
     if assumed := [name for name in meta.pop("assumed", ()) if name not in kept]:
         meta["assumed"] = assumed
-    usual, found = activation_of({}, rows), activation_of(meta, rows)
-    if rows and found != usual and not told.get("problem_type"):
-        text = f"{CONFIG} has no problem_type: vitctl takes the {found} that its vitctl key records"
-        meta |= {"remarks": [f"{text}, other programs take the {usual}", *meta.get("remarks", ())]}
     if chosen:
         meta |= {"remarks": [chosen, *meta.get("remarks", ())], "averaged": is_averaged}
-    return Weights(config, state, meta | kept | _exported_temperature(ours, state))
-
-
-def _recorded_loss(told: Mapping[str, Any], config: Config) -> dict[str, str]:
-    """Return the loss of the head's training from config.json. Raises CheckpointError."""
-    problem = told.get("problem_type")
-    if config.num_classes and problem not in (None, *_LOSSES):
-        raise CheckpointError(
-            CONFIG,
-            f"problem_type {problem!r}, only {' and '.join(_LOSSES)} are read, whose outputs are classes",
-            "to train another head on its body, remove the key first",
-        )
-    loss = _LOSSES.get(problem) if problem else told.get("vitctl", {}).get("preprocessing", {}).get("loss")
-    return {"loss": loss} if loss else {}
-
-
-def _exported_temperature(ours: Mapping[str, Any], state: Tensors) -> dict[str, Any]:
-    """Return the temperature in an older export's config.json; empty if it is for other weights."""
-    said = ours.get("preprocessing", {})
-    if said.get("temperature") is None or any(tensor.is_meta for tensor in state.values()):
-        return {}
-    if ours.get("weights_sha256") != weights_digest(state):
-        return {}
-    return {key: said[key] for key in ("temperature", "temperature_sha256") if key in said}
+    return Weights(config, state, meta | kept)
 
 
 def _numbers(tensor: Tensor) -> Tensor:
@@ -349,14 +329,13 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
                 f"nothing there says that its {count_text(num_classes, 'logit')} are a {activation}; write "
                 f"to safetensors or onnx, or to a folder of timm or hf"
             )
-    if problems:
-        raise CheckpointError(
-            path, f"{row.title} cannot hold this model: {'; '.join(problems)}; safetensors holds every model"
-        )
-    if to == "hf" and path.suffix == suffix:
-        raise CheckpointError(
-            path, f"{row.title} is a folder with several files", "give the name of a folder"
-        )
+    lacks = f"{row.title} cannot hold this model: {'; '.join(problems)}; safetensors holds every model"
+    several = f"{row.title} is a folder with several files"
+    refuse(
+        CheckpointError,
+        (problems, path, lacks),
+        (to == "hf" and path.suffix == suffix, path, several, "give the name of a folder"),
+    )
     file = _target(path, row.container)
     tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     with atomic_write(file) as aside:
@@ -375,7 +354,7 @@ def program_files(row: WeightsLayout, weights: Weights) -> dict[str, dict[str, A
     files = row.sidecars(weights.config, weights.meta)
     if weights.config.num_classes and CONFIG in files:
         is_sigmoid = activation_of(weights.meta, weights.config.num_classes) == "sigmoid"
-        files[CONFIG]["problem_type"] = f"{'multi' if is_sigmoid else 'single'}_label_classification"
+        files[CONFIG]["problem_type"] = _SIGMOID if is_sigmoid else _SOFTMAX
     return files
 
 
