@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 from vitctl.models.build import build
-from vitctl.models.flops import cpu_name
 from vitctl.models.variants import ViTConfig, variant
 from vitctl.models.weights.weights_file import save_weights
 from vitctl.recipe.export_formats import FORMATS
+from vitctl.system.process import cpu_name
 
 CALLS, SIZE = 20, 224
 META = {

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from vitctl.engine.computation import processor, versions
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Computation
-from vitctl.models.flops import bf16_tflops, cpu_name
-from vitctl.system.process import usable_cores
+from vitctl.models.flops import bf16_tflops
+from vitctl.system.process import cpu_name, usable_cores
 from vitctl.system.text import count_text
 
 _SHAPES = {"cpu": ((1576, 768, 3072), (2048, 2048, 2048)), "cuda": ((8192, 8192, 8192), (50_176, 1024, 4096))}

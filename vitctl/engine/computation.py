@@ -28,9 +28,7 @@ from vitctl.models.flops import (
     USABLE_SHARE,
     compile_rule,
     computed_flops,
-    cpu_name,
     forward_flops,
-    installed,
     training_memory_bytes,
 )
 from vitctl.models.kernels import AttentionKernel, attention_rule, set_attention
@@ -49,6 +47,7 @@ from vitctl.recipe.schema import (
 )
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.files import read_json
+from vitctl.system.process import cpu_name, installed
 
 R = TypeVar("R", Pretrain, Finetune, Vtab)
 

@@ -24,7 +24,7 @@ from vitctl.export.export import ExportRequest, Written, partial_folder
 from vitctl.export.graph import INPUT, Raw, folded
 from vitctl.export.graph_files import PROGRAM_METADATA, program_metadata, quiet, trace
 from vitctl.export.proof import Opened, answering
-from vitctl.models.flops import installed
+from vitctl.system.process import installed
 from vitctl.system.text import one_line
 
 _SHOWN = 300  # letters of another program's error

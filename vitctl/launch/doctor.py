@@ -59,7 +59,7 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    from vitctl.models.flops import NOT_INSTALLED, installed
+    from vitctl.system.process import NOT_INSTALLED, installed
 
     for name, version in installed(_NEEDED).items():
         if version == NOT_INSTALLED:
@@ -78,7 +78,7 @@ def _torch() -> Iterator[Finding]:
     import torch
 
     from vitctl.engine.computation import processor
-    from vitctl.models.flops import cpu_name
+    from vitctl.system.process import cpu_name
 
     yield Finding(True, "torch", torch.__version__)
     try:
@@ -114,7 +114,7 @@ def _precision() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    from vitctl.models.flops import NOT_INSTALLED, installed
+    from vitctl.system.process import NOT_INSTALLED, installed
 
     try:
         required = importlib.metadata.requires("vitctl") or []

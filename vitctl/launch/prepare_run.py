@@ -381,7 +381,7 @@ def launch_line(run_dir: Path, recipe: Recipe, config: LaunchConfig = LaunchConf
 
 def environment() -> dict[str, Any]:
     """Versions, machine and git commit, for RUN/env.json."""
-    from vitctl.models.flops import cpu_name, installed
+    from vitctl.system.process import cpu_name, installed
 
     git = ["git", "-C", str(Path(__file__).resolve().parents[2]), "rev-parse", "HEAD"]
     try:

@@ -3,13 +3,9 @@
 Imports no torch.
 """
 
-import importlib.metadata
-import platform
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from vitctl.models.variants import (
@@ -559,27 +555,3 @@ def known_device(device_name: str) -> str:
 
 def _words(device_name: str) -> set[str]:
     return set(re.findall("[a-z0-9]+", device_name.lower())) - {"geforce"}
-
-
-def cpu_name() -> str:
-    with suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        if model := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
-            return model[1].strip()
-    return platform.processor() or platform.machine()
-
-
-NOT_INSTALLED = "not installed"
-
-
-def installed(names: Iterable[str]) -> dict[str, str]:
-    """Return the version of each package, NOT_INSTALLED where it is not."""
-    return {name: _version(name) for name in names}
-
-
-@cache
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return NOT_INSTALLED

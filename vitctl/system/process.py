@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import os
+import re
 import resource
 import signal
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -280,3 +282,31 @@ def told() -> str:
 
 def _attached(descriptor: Any) -> MemoryLock:
     return MemoryLock(descriptor.detach())
+
+
+def cpu_name() -> str:
+    import platform  # here, as below: `vitctl --help` needs neither
+
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if model := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
+            return model[1].strip()
+    return platform.processor() or platform.machine()
+
+
+NOT_INSTALLED = "not installed"
+
+
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """Return the version of each package, NOT_INSTALLED where it is not."""
+    return {name: _version(name) for name in names}
+
+
+@cache
+def _version(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return NOT_INSTALLED
