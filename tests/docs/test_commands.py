@@ -23,7 +23,6 @@ PARSED = {
     r"finetune .*(--teacher|as_stored)": "needs weights with the classes of the photos: tests/jobs/",
     r"doctor": "it judges the machine that the tests run on",
     r"data (prepare|check (vtab|data/pets))|.*--download": "a download",
-    r"data export-vtab1k": "needs VTAB's images",
     r".*(gs|hf|https|s3)://": "a download",
     r"vtab ": "trains for hours",
     r"evaluate --dataset imagenet": "needs ImageNet",
