@@ -71,24 +71,9 @@ def write(out: Path, keys: dict[str, list[str]], source: str = "DTD") -> Path:
     return out
 
 
-def crc32c(data: bytes) -> int:
-    """The check sum bit by bit."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 * (crc & 1))
-    return crc ^ 0xFFFFFFFF
-
-
-def masked(data: bytes) -> int:
-    crc = crc32c(data)
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) % 2**32
-
-
 def record(data: bytes) -> bytes:
     length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", masked(length)) + data + struct.pack("<I", masked(data))
+    return length + bytes(4) + data + bytes(4)
 
 
 def varint(value: int) -> bytes:

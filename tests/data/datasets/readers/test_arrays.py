@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.datasets.conftest import crc32c, example, masked, record
+from tests.data.datasets.conftest import example, record
 from tests.data.datasets.readers.test_contract import TOY_INFO, dsprites, norb, sprites
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers import arrays
@@ -113,10 +113,6 @@ def test_digits__pictures_are_the_scans() -> None:
         assert item.label == targets[number]
 
 
-def test_crc32c__as_published() -> None:
-    assert crc32c(b"123456789") == 0xE3069283
-
-
 def test_records__give_places_and_data(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(record(b"one") + record(b"") + record(b"three" * 99))
     found = list(records(tmp_path / "x"))
@@ -136,10 +132,8 @@ def test_parse_example__bytes_and_integers(packed: bool) -> None:
     [
         (record(b"one")[:-1], "truncated within the record at byte 12; copy it again"),
         (record(b"one")[:14], "truncated within the record at byte 12"),
-        (record(b"one") + record(b"two")[:7], "damaged or not a TFRecord file, at byte 19"),
-        (b"\x04" + record(b"one")[1:], "damaged or not a TFRecord file, at byte 0"),
-        (b"\x1f\x8b\x08 a packed file, and so on", "damaged or not a TFRecord file, at byte 0"),
-        (struct.pack("<QI", 2**40, masked(struct.pack("<Q", 2**40))), "a record of 1,099,511,627,776"),
+        (record(b"one") + record(b"two")[:7], "truncated within the record at byte 26"),
+        (b"\x1f\x8b\x08 a packed file, and so on", "a record of [0-9,]+ bytes, should be at most"),
     ],
 )
 def test_records__refuse_damage(data: bytes, message: str, tmp_path: Path) -> None:
@@ -154,7 +148,7 @@ def test_parse_example__refuses_what_is_cut_short(cut: int) -> None:
         parse_example(example({"label": 5, "filename": b"a.jpg"})[:-cut])
 
 
-@pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0d\x00\x00\x00\x00", b"\x08\x01"])
+@pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0a\x05\x01"])
 def test_parse_example__refuses_other_bytes(data: bytes) -> None:
     with pytest.raises(DataError, match="not an Example message"):
         parse_example(data)

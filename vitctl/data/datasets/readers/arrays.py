@@ -12,7 +12,7 @@ import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -403,11 +403,67 @@ class _PlainData(pickle.Unpickler):
         return _STAND_INS[f"{module}.{name}"]
 
 
-# TFRecord files and the Example messages in them, read without TensorFlow, as DMLab needs
+# TFRecord files and the `tf.train.Example` messages in them, read without TensorFlow, as DMLab needs. A map
+# is stored as a list of entries.
 
-_DMLAB_CLASSES = tuple(f"reward sign and distance, class {number}" for number in range(6))
 _HEADER = struct.Struct("<QI")  # length, and its checksum
 _FOOTER_BYTES = 4  # checksum of the data
+_EXAMPLE = """
+name: "example.proto" package: "tf" syntax: "proto3"
+message_type { name: "Bytes" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "Integers" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type {
+  name: "Feature"
+  field { name: "bytes" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".tf.Bytes" }
+  field { name: "integers" number: 3 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".tf.Integers" }
+}
+message_type {
+  name: "Entry"
+  field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+  field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".tf.Feature" }
+}
+message_type {
+  name: "Features"
+  field { name: "entries" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".tf.Entry" }
+}
+message_type {
+  name: "Example"
+  field { name: "features" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".tf.Features" }
+}
+"""
+
+
+@cache
+def _example_class() -> Any:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto()))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tf.Example"))
+
+
+def parse_example(data: bytes) -> dict[str, list[Any]]:
+    """Return the features of a `tf.train.Example`: lists of bytes or of integers."""
+    with parsing("a record", DataError, "not an Example message"):
+        entries = _example_class().FromString(data).features.entries
+        return {one.key: [*one.value.bytes.value, *one.value.integers.value] for one in entries}
+
+
+def records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield offset and data of every record."""
+    with open_regular(path, error=DataError) as file:
+        while header := file.read(_HEADER.size):
+            offset = file.tell()
+            length = _HEADER.unpack(header)[0] if len(header) == _HEADER.size else 0
+            if length > limits.RECORD:
+                raise DataError(path, f"a record of {length:,} bytes, should be at most {limits.RECORD:,}")
+            data = file.read(length)
+            if len(data) < length or len(file.read(_FOOTER_BYTES)) < _FOOTER_BYTES:
+                raise DataError(path, f"truncated within the record at byte {offset}", "copy it again")
+            yield offset, data
+
+
+_DMLAB_CLASSES = tuple(f"reward sign and distance, class {number}" for number in range(6))
 
 
 def read_dmlab(root: Path) -> dict[str, Originals]:
@@ -443,90 +499,3 @@ def _only(example: dict[str, list[Any]], name: str, path: Path) -> Any:
     if len(values) != 1:
         raise DataError(path, f"an example has {len(values)} values of '{name}', should have one")
     return values[0]
-
-
-def records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and data of every record, verifying the checksums of the lengths only."""
-    with open_regular(path, error=DataError) as file:
-        while header := file.read(_HEADER.size):
-            offset = file.tell()
-            length, checksum = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, -1)
-            if checksum != _masked_crc32c(header[:8]):
-                text = f"damaged or not a TFRecord file, at byte {offset - len(header)}"
-                raise DataError(path, text, "copy it again")
-            if length > limits.RECORD:
-                raise DataError(path, f"a record of {length:,} bytes, should be at most {limits.RECORD:,}")
-            data = file.read(length)
-            if len(data) < length or len(file.read(_FOOTER_BYTES)) < _FOOTER_BYTES:
-                raise DataError(path, f"truncated within the record at byte {offset}", "copy it again")
-            yield offset, data
-
-
-def parse_example(data: bytes) -> dict[str, list[Any]]:
-    """Return the features of a `tf.train.Example`: lists of bytes or of integers; floats are left out."""
-    try:
-        features: dict[str, list[Any]] = {}
-        for _, group in _fields(memoryview(data)):
-            for _, entry in _fields(group):
-                pair = dict(_fields(entry))
-                name, kinds = bytes(pair[1]).decode(), dict(_fields(pair.get(2, memoryview(b""))))
-                if 1 in kinds:
-                    features[name] = [bytes(value) for _, value in _fields(kinds[1])]
-                elif 3 in kinds:
-                    features[name] = list(_integers(kinds[3]))
-        return features
-    except (IndexError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"not an Example message ({type(error).__name__}: {error})") from None
-
-
-def _integers(message: memoryview) -> Iterator[int]:
-    """Yield the values of an Int64List, packed or not."""
-    for _, value in _fields(message):
-        if isinstance(value, int):
-            yield value
-            continue
-        place = 0
-        while place < len(value):
-            number, place = _varint(value, place)
-            yield number
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a protocol buffer: number and value, an integer or bytes."""
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
-        if tag & 7 == 0:
-            value, place = _varint(message, place)
-            yield tag >> 3, value
-        elif tag & 7 == 2:
-            length, place = _varint(message, place)
-            if place + length > len(message):
-                raise ValueError("a field runs over the end")
-            yield tag >> 3, message[place : place + length]
-            place += length
-        else:
-            raise ValueError(f"wire type {tag & 7}")
-
-
-def _varint(message: memoryview, place: int) -> tuple[int, int]:
-    """Return the integer at a place, seven bits to a byte, and the place after it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = message[place]
-        place += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, place
-    raise ValueError("an integer of more than 64 bits")
-
-
-def _masked_crc32c(data: bytes) -> int:
-    """Return TFRecord's checksum: CRC-32C, rotated by 15 bits, plus a constant."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return (crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8 & 0xFFFFFFFF
