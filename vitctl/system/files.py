@@ -222,12 +222,8 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
-        writer.writerow([_safe_cell(cell) for cell in row])
+        writer.writerow([csv_cell(printable(cell)) if isinstance(cell, str) else cell for cell in row])
     return text.getvalue()
-
-
-def _safe_cell(cell: object) -> object:
-    return csv_cell(printable(cell)) if isinstance(cell, str) else cell
 
 
 def flush(path: Path) -> None:

@@ -112,8 +112,7 @@ def read_pairs(path: Path) -> dict[str, Originals]:
             fix = "save images as uint8 [N, H, W, 3] and labels as integers [N]"
             raise DataError(path, f"has {shown}, should have images and labels of each split", fix)
         found = check_labels(labels, len(names), path)
-        items = row_items(found, partial(_row_png, images))
-        splits[split] = Originals(items, tuple(names), str(path), is_user_data=True)
+        splits[split] = Originals(pixel_items(images, found), tuple(names), str(path), is_user_data=True)
     if not splits:
         raise DataError(path, "has no arrays images and labels", "save them under these names")
     return splits
@@ -128,20 +127,20 @@ def read_svhn(root: Path) -> dict[str, Originals]:
 
     Keys are row numbers; the digit 0 is class 10 in the files and class 0 here.
     """
-    return {split: _svhn_split(need(root, f"{split}_32x32.mat")) for split in ("train", "test")}
-
-
-def _svhn_split(path: Path) -> Originals:
-    pixels, digits = load_mat(path, "X", "y")
-    if pixels.shape != (32, 32, 3, digits.size) or pixels.dtype != "uint8":
-        raise DataError(
-            path,
-            f"X is {pixels.dtype} {pixels.shape} for {digits.size} labels, should be uint8 (32, 32, 3, N)",
-        )
-    labels = check_labels(digits.astype(int), 11, path) % 10
-    return Originals(
-        pixel_items(pixels.transpose(3, 0, 1, 2), labels), tuple("0123456789"), "SVHN, cropped digits"
-    )
+    splits = {}
+    for split in ("train", "test"):
+        path = need(root, f"{split}_32x32.mat")
+        pixels, digits = load_mat(path, "X", "y")
+        if pixels.shape != (32, 32, 3, digits.size) or pixels.dtype != "uint8":
+            raise DataError(
+                path,
+                f"X is {pixels.dtype} {pixels.shape} for {digits.size} labels, should be uint8 "
+                "(32, 32, 3, N)",
+            )
+        labels = check_labels(digits.astype(int), 11, path) % 10
+        items = pixel_items(pixels.transpose(3, 0, 1, 2), labels)
+        splits[split] = Originals(items, tuple("0123456789"), "SVHN, cropped digits")
+    return splits
 
 
 def read_patch_camelyon(root: Path) -> dict[str, Originals]:
@@ -234,21 +233,21 @@ _NORB_TYPES: dict[int, np.dtype[Any]] = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54:
 
 def read_smallnorb(root: Path, task: str) -> dict[str, Originals]:
     """Read smallNORB's left camera for the task `azimuth` or `elevation`; keys are row numbers."""
-    return {split: _norb_split(root, stem, task) for split, stem in NORB_STEMS.items()}
-
-
-def _norb_split(root: Path, stem: str, task: str) -> Originals:
-    images, targets = (need(root, f"{stem}-{part}.mat", f"{stem}-{part}.mat.gz") for part in ("dat", "info"))
-    pixels, info = read_norb(images), read_norb(targets)
-    if pixels.shape[1:] != (2, 96, 96) or info.shape != (len(pixels), 4):
-        raise DataError(
-            root, f"images are {pixels.shape} and info {info.shape}, should be (N, 2, 96, 96) and (N, 4)"
-        )
-    labels = {"azimuth": info[:, 2] // 2, "elevation": info[:, 1]}[task]
     degrees = {"azimuth": range(0, 360, 20), "elevation": range(30, 75, 5)}[task]
-    names = tuple(f"{task} {angle} degrees" for angle in degrees)
-    items = pixel_items(pixels[:, 0], check_labels(labels, len(names), targets))
-    return Originals(items, names, f"smallNORB, {task}")
+    names, splits = tuple(f"{task} {angle} degrees" for angle in degrees), {}
+    for split, stem in NORB_STEMS.items():
+        images, targets = (
+            need(root, f"{stem}-{part}.mat", f"{stem}-{part}.mat.gz") for part in ("dat", "info")
+        )
+        pixels, info = read_norb(images), read_norb(targets)
+        if pixels.shape[1:] != (2, 96, 96) or info.shape != (len(pixels), 4):
+            raise DataError(
+                root, f"images are {pixels.shape} and info {info.shape}, should be (N, 2, 96, 96) and (N, 4)"
+            )
+        labels = {"azimuth": info[:, 2] // 2, "elevation": info[:, 1]}[task]
+        items = pixel_items(pixels[:, 0], check_labels(labels, len(names), targets))
+        splits[split] = Originals(items, names, f"smallNORB, {task}")
+    return splits
 
 
 def read_norb(path: Path) -> np.ndarray:
@@ -383,13 +382,9 @@ class _ByteType:
         """Do nothing: bytes have no byte order."""
 
 
-def _reconstruct(*_: object) -> Bytes:
-    return Bytes()
-
-
 _STAND_INS = {
-    "numpy.core.multiarray._reconstruct": _reconstruct,
-    "numpy._core.multiarray._reconstruct": _reconstruct,
+    "numpy.core.multiarray._reconstruct": lambda *_: Bytes(),
+    "numpy._core.multiarray._reconstruct": lambda *_: Bytes(),
     "numpy.ndarray": Bytes,
     "numpy.dtype": _ByteType,
 }

@@ -382,7 +382,8 @@ def unpacked(path: Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_suffix(".lock")):
         record = folder.with_suffix(".json")
-        if not folder.exists() or _num_files(folder) != _recorded(record):  # a cleaner of old files was here
+        recorded = read_record(record).get("files")
+        if not folder.exists() or _num_files(folder) != recorded:  # a cleaner of old files was here
             shutil.rmtree(folder, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
                 inside = Path(aside) / "all"
@@ -399,16 +400,16 @@ def unpacked(path: Path) -> Path:
     return folder
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """Return what was written down of something converted; {} if nothing, or not by vitctl."""
+    with suppress(DataError):
+        found = read_json(path, limits.INDEX, error=DataError)
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
 def _num_files(folder: Path) -> int:
     return sum(len(names) for _, _, names in os.walk(folder))
-
-
-def _recorded(record: Path) -> int:
-    """Return how many files an archive had; -1 if it is not recorded."""
-    with suppress(DataError):
-        found = read_json(record, limits.INDEX, error=DataError)
-        return int(found["files"]) if isinstance(found, dict) and isinstance(found.get("files"), int) else -1
-    return -1
 
 
 def _marker(archive: Archive, folder: Path) -> Path:
