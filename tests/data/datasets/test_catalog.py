@@ -3,16 +3,11 @@
 DTD in its full size, verified, copied and read back.
 """
 
-import os
 import shutil
-import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.data.conftest import store
 from tests.data.datasets.conftest import BY_NAME, SPLITS, TASK, keys_of, plant, write
 from tests.matrix import each
 from vitctl.data.datasets.catalog import (
@@ -26,8 +21,6 @@ from vitctl.data.datasets.inventory import ABSENT, check_task, list_inventory
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.datasets.vtab import TRAIN800_DIGESTS, VAL200_AND_TEST_DIGESTS, VTAB, in_vtab1k, names_digest
-from vitctl.data.shards.index import Index
-from vitctl.data.source.stores import ShardSource
 from vitctl.errors import DataError
 
 
@@ -62,54 +55,12 @@ def test_make_set__goes_on_where_it_was_killed_between_two_splits(tmp_path: Path
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "digits" / "train").iterdir()} == before
 
 
-@pytest.mark.slow
-def test_write_data_set__killed_while_it_draws_it_starts_again_and_writes_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("vitctl.data.datasets.catalog._ENOUGH_FOR_WORKERS", 1)
-    row, folder = DATA_SETS["digits"], tmp_path / "ahead"
-    parent = os.fork()
-    if parent == 0:
-        write_data_set(row, folder)
-        os._exit(0)
-    while not (folder / ".train.partial").exists():
-        time.sleep(0.01)
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-    write_data_set(row, folder)
-    write_data_set(row, tmp_path / "alone")
-    ahead, alone = (
-        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-        for root in (folder, tmp_path / "alone")
-    )
-    assert ahead == alone
-    assert {path.parts[0] for path in alone} == {"train", "test"}
-
-
 def test_open_originals__refuses(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="none: no such file or folder"):
         open_originals(str(tmp_path / "none"))
     (tmp_path / "a.rar").touch()
     with pytest.raises(DataError, match=r"a.rar: should be class folders, an archive of them"):
         open_originals(str(tmp_path / "a.rar"))
-
-
-def test_open_originals__new_shards_hold_the_same_samples(make_split: Callable[..., Index]) -> None:
-    old = make_split(20)
-    make_split(5, "test")
-    splits = open_originals(str(old.folder.parent))
-    assert {split: len(originals.items) for split, originals in splits.items()} == {"train": 20, "test": 5}
-    originals = splits["train"]
-    new = store(originals.items, old.folder.parent / "new", originals.class_names, seed=9, max_samples=4)
-
-    def samples(index: Index) -> dict[str, tuple[int, bytes]]:
-        source = ShardSource(index)
-        return {source.key(n): (int(source.labels()[n]), source.read(n)) for n in range(len(source))}
-
-    assert len(new.shards) == 5 != len(old.shards)
-    assert samples(new) == samples(old)
-    assert list(samples(new)) != list(samples(old))
-    assert new.class_names == old.class_names
 
 
 PROVEN = "match (train800)"

@@ -270,22 +270,6 @@ def test_auto_augment__in_a_file_goes_over_its_parents_and_under_what_stands_bes
         load_recipe("finetune", [("data.auto_augment", "augmix")])
 
 
-def test_timm__draws_from_its_generator_alone() -> None:
-    before = random.getstate(), np.random.get_state()[1].tolist()
-    transform = TrainTransform(
-        32,
-        "random_resized",
-        randaugment_layers=3,
-        randaugment_rules="timm",
-        randaugment_std=1.0,
-        fill=(0, 9, 200),
-    )
-    images = [transform(picture(), augmentation_rng(0, 0, sample)) for sample in (*range(12), *range(12))]
-    assert all(torch.equal(one, two) for one, two in zip(images[:12], images[12:], strict=True))
-    assert not all(torch.equal(image, images[0]) for image in images[1:12])
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
-
-
 def test_timm__training_distorts_by_its_keys() -> None:
     """The crop, then the operations, from one generator."""
     keys = {"probability": 0.7, "std": 0.5, "increasing": True}

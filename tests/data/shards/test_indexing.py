@@ -160,19 +160,6 @@ def test_index_shards__leaves_nothing_where_no_shard_could_be_read(tmp_path: Pat
     assert os.listdir(tmp_path) == ["s.tar"]
 
 
-def test_index_shards__two_at_a_time_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.system.files._LOCK_SECONDS", 0)
-    paths = write_shards(tmp_path / "shards", 1)
-
-    def inside(path: Path, *options: Any, **named: Any) -> Scan:
-        with pytest.raises(DataError, match="shards: is being written by another process; wait for it or"):
-            index_shards(paths)
-        return read_shard(path, *options, **named)
-
-    monkeypatch.setattr(indexing, "read_shard", inside)
-    index_shards(paths)
-
-
 @pytest.mark.slow
 def test_index_addresses__fetches_only_what_is_missing_or_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
