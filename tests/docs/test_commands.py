@@ -22,7 +22,7 @@ PARSED = {
     r"serve ": "tests/cli/test_serve.py runs it, with somebody to stop it",
     r"finetune .*(--teacher|as_stored)": "needs weights with the classes of the photos: tests/jobs/",
     r"doctor": "it judges the machine that the tests run on",
-    r"data (prepare|check (vtab|data/pets))|.*--download": "a download",
+    r"data (prepare|check (vtab|data/pets))": "a download",
     r".*(gs|hf|https|s3)://": "a download",
     r"vtab ": "trains for hours",
     r"evaluate --dataset imagenet": "needs ImageNet",

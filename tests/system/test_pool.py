@@ -31,7 +31,7 @@ def test_run_tasks__errors_of_the_user_come_as_one_line_and_bugs_whole() -> None
         if task == 3:
             raise CheckpointError("three is wrong")
 
-    with pytest.raises(DataError, match=r"^three is wrong$"):
+    with pytest.raises(CheckpointError, match=r"^three is wrong$"):
         run_tasks(wrong, 5, workers=2)
     with pytest.raises(RuntimeError, match=r"work\(task, done\)[\s\S]*ZeroDivisionError"):
         run_tasks(lambda task, _: 1 // task, 5, workers=2)

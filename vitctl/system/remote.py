@@ -26,7 +26,7 @@ from typing import IO, Any, TypeVar
 from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from vitctl.errors import DataError
+from vitctl.errors import DataError, refuse
 from vitctl.system import limits
 from vitctl.system.address import LOOPBACK, VARIABLE, check, split, with_query
 from vitctl.system.files import atomic_write, cache_folder, error_text, lock
@@ -359,10 +359,19 @@ def _begin(span: Span, whole: int | None, first: int) -> int | None:
                 "set data.cache_gib above 0 to read whole shards",
             )
         known, span.done = None, 0  # a full response: the file changed, or there are no ranges
-    if whole is not None and known not in (None, whole):
-        raise DataError(span.url, f"changed from {known} to {whole} bytes while it was read")
-    if whole is not None and whole < (span.stop or 0):
-        raise DataError(span.url, f"ends at byte {whole}, should reach {span.stop}")
+    refuse(
+        DataError,
+        (
+            whole is not None and known not in (None, whole),
+            span.url,
+            f"changed from {known} to {whole} bytes while it was read",
+        ),
+        (
+            whole is not None and whole < (span.stop or 0),
+            span.url,
+            f"ends at byte {whole}, should reach {span.stop}",
+        ),
+    )
     return whole if span.stop is None else span.stop
 
 

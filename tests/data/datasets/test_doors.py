@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import Vitctl, vitctl  # noqa: F401
+from tests.data.datasets.conftest import tar_of
 from tests.docs.conftest import photo
 from tests.matrix import few, slow, spread
 from tests.trained import CPU, SMALL
@@ -433,18 +434,13 @@ def test_archive__of_a_table_and_of_classes_or_of_two_tables_names_paths_that_ca
 
 def shard(place: Path, **members: str) -> Path:
     """Samples as webdataset writes them: each extension with its text, {0} for the class, {1} the number."""
+    found: dict[str, bytes] = {}
+    for name, number in ROWS:
+        texts = {one: text.replace("{0}", name).replace("{1}", str(number)) for one, text in members.items()}
+        found[f"{name}{number}.jpg"] = photo(name, number)
+        found |= {f"{name}{number}.{one}": text.encode() for one, text in texts.items()}
     place.mkdir(exist_ok=True)
-    with tarfile.open(place / "s-0.tar", "w") as tar:
-        for name, number in ROWS:
-            texts = {"jpg": photo(name, number)}
-            texts |= {
-                one: text.replace("{0}", name).replace("{1}", str(number)).encode()
-                for one, text in members.items()
-            }
-            for extension, content in texts.items():
-                entry = tarfile.TarInfo(f"{name}{number}.{extension}")
-                entry.size = len(content)
-                tar.addfile(entry, io.BytesIO(content))
+    (place / "s-0.tar").write_bytes(tar_of(found))
     return place
 
 

@@ -21,7 +21,6 @@ import webdataset
 from tests.data.datasets.conftest import tar_of
 from tests.data.server import Faults, serving
 from vitctl.data.shards import indexing
-from vitctl.data.shards.index import Index
 from vitctl.data.shards.indexing import index_shards
 from vitctl.data.shards.tar import Scan, read_shard
 from vitctl.errors import DataError
@@ -222,14 +221,6 @@ def test_data_index__ends_at_once_at_ctrl_c(tmp_path: Path) -> None:
             os.killpg(process.pid, signal.SIGKILL) if process.returncode is None else None
     assert (process.returncode, said.count("\n")) == (3, 1)
     assert psutil.wait_procs(workers, timeout=10)[1] == []
-
-
-def test_index_shards__is_the_index_of_the_writer(make_split: Callable[..., Index]) -> None:
-    index = make_split(20)
-    before = (index.folder / "samples.npy").read_bytes()
-    paths = [index.folder / shard.name for shard in index.shards]
-    assert index_shards(paths, source=index.source, workers=2) == index
-    assert (index.folder / "samples.npy").read_bytes() == before
 
 
 def test_index_shards__tells_what_is_of_no_sample(tmp_path: Path) -> None:

@@ -296,7 +296,8 @@ def _hashed(path: str, *_: int) -> str:
 def _validated(fields: dict[str, Any]) -> tuple[_Content | None, list[str]]:
     """Return the content of `index.json`, or None and a message for each invalid field."""
     tables = [SAMPLES, NAMES, *([LABELS] if "max_labels" in fields else [])]
-    should = {**_SHOULD, "tables": f"{_SHOULD['tables']} {' and '.join(sorted(tables))}"}
+    again = "write the index again with `vitctl data index`"
+    should = {**_SHOULD, "tables": f"{_SHOULD['tables']} {' and '.join(sorted(tables))}: {again}"}
     try:
         content = _Content.model_validate(fields)
     except ValidationError as error:

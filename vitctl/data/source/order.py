@@ -399,12 +399,9 @@ def binary_tree(nodes: Sequence[Tree]) -> Tree:
 
 
 def leaves(tree: Tree) -> range:
-    first = last = tree
-    while not isinstance(first, int):
-        first = first[0]
-    while not isinstance(last, int):
-        last = last[1]
-    return range(first, last + 1)
+    if isinstance(tree, int):
+        return range(tree, tree + 1)
+    return range(leaves(tree[0]).start, leaves(tree[1]).stop)
 
 
 def subtrees(tree: Tree, own: range) -> list[Tree]:

@@ -17,7 +17,7 @@ from vitctl.data.shards.index import Index
 from vitctl.data.source.rows import Ranges
 from vitctl.data.source.stores import ShardSource, array_digest, open_index
 from vitctl.data.source.views import Source, concat, keys_of, sample_key, subset
-from vitctl.errors import DataError
+from vitctl.errors import DataError, refuse
 from vitctl.system import limits
 from vitctl.system.files import read_bytes, read_json, write_json
 from vitctl.system.text import one_line
@@ -310,13 +310,15 @@ def _part(text: str, sizes: Mapping[str, int], place: str) -> Part:
 
 def _boundary(limit: str, size: int, part: str, *, each: bool) -> int:
     value = round(int(limit[:-1]) * size / 100) if limit.endswith("%") else int(limit)
-    if each and (not limit.endswith("%") or abs(value) > size):
-        raise DataError(
+    refuse(
+        DataError,
+        (
+            each and (not limit.endswith("%") or abs(value) > size),
             f"split {part!r}",
             "'of each class' needs a share from -100% to 100%, e.g. train[80%: of each class]",
-        )
-    if abs(value) > size:
-        raise DataError(f"split {part!r}", f"{limit} is more than its {size} samples")
+        ),
+        (abs(value) > size, f"split {part!r}", f"{limit} is more than its {size} samples"),
+    )
     return value + size if value < 0 else value
 
 

@@ -31,7 +31,7 @@ from vitctl.data.datasets.readers.original_files import (
 from vitctl.data.images.decode import encode
 from vitctl.data.source.splits import ROLES, TRAIN, md5_order
 from vitctl.data.writer.intake import Item, Originals
-from vitctl.errors import DataError
+from vitctl.errors import DataError, refuse
 from vitctl.system import limits
 from vitctl.system.files import open_regular, parsing
 
@@ -210,10 +210,15 @@ def read_sprites(path: Path) -> np.ndarray:
         if version != (1, 0):
             raise ValueError(f"array format {version}")
         shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
-        if shape[1:] != (_SPRITE_SIDE, _SPRITE_SIDE) or by_columns or dtype != np.uint8:
-            raise ValueError(f"imgs is {dtype} {shape}, should be uint8 (N, {_SPRITE_SIDE}, {_SPRITE_SIDE})")
-        if shape[0] > _MAX_SPRITES:
-            raise ValueError(f"{shape[0]:,} images, there are {_MAX_SPRITES:,}")
+        sides = _SPRITE_SIDE, _SPRITE_SIDE
+        refuse(
+            ValueError,
+            (
+                shape[1:] != sides or by_columns or dtype != np.uint8,
+                f"imgs is {dtype} {shape}, should be uint8 (N, {_SPRITE_SIDE}, {_SPRITE_SIDE})",
+            ),
+            (shape[0] > _MAX_SPRITES, f"{shape[0]:,} images, there are {_MAX_SPRITES:,}"),
+        )
         pieces = []
         for _ in range(0, shape[0], _SPRITES_AT_ONCE):
             pixels = np.frombuffer(file.read(_SPRITES_AT_ONCE * _SPRITE_SIDE**2), np.uint8)

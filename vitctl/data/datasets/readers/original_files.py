@@ -30,7 +30,7 @@ from vitctl.data.images.image_types import is_system_file
 from vitctl.data.shards.tar import BoundedTar, check_end, open_tar
 from vitctl.data.source.splits import TABLES
 from vitctl.data.writer.intake import Item, LeftOut
-from vitctl.errors import DataError
+from vitctl.errors import DataError, refuse
 from vitctl.system import files, limits
 from vitctl.system.files import (
     atomic_write,
@@ -214,12 +214,15 @@ def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
 
 def read_part(path: Path, offset: int, size: int) -> bytes:
     """Return `size` bytes from `offset` on. Raises DataError if that is too large or beyond the end."""
-    if offset < 0:
-        raise DataError(path, "a link to a file that is not in the archive")
-    if size > limits.IMAGE_FILE:
-        raise DataError(
-            path, f"an image of {size} bytes at byte {offset}, should have at most {limits.IMAGE_FILE}"
-        )
+    refuse(
+        DataError,
+        (offset < 0, path, "a link to a file that is not in the archive"),
+        (
+            size > limits.IMAGE_FILE,
+            path,
+            f"an image of {size} bytes at byte {offset}, should have at most {limits.IMAGE_FILE}",
+        ),
+    )
     try:
         with open_regular(path, error=DataError) as file:
             data = os.pread(file.fileno(), size, offset)
@@ -473,19 +476,25 @@ def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain:
 
     Links have escaped from Python's filter (CVE-2025-4517), so none is unpacked.
     """
-    if not is_plain:
-        raise DataError(
-            path, f"{one_line(name)} is a link or a device; image archives may hold only files and folders"
-        )
-    if leads_out(name) or has_control(name):
-        raise DataError(
-            path, f"{one_line(name)} points outside the archive, or is not a plain name; not unpacked"
-        )
-    if not 0 <= num_bytes <= most:
-        raise DataError(
+    shown = one_line(name)
+    refuse(
+        DataError,
+        (
+            not is_plain,
+            path,
+            f"{shown} is a link or a device; image archives may hold only files and folders",
+        ),
+        (
+            leads_out(name) or has_control(name),
+            path,
+            f"{shown} points outside the archive, or is not a plain name; not unpacked",
+        ),
+        (
+            not 0 <= num_bytes <= most,
             path,
             f"declares more than {_MAX_RATIO} times its packed size, plus {limits.UNPACKED:,}; not unpacked",
-        )
+        ),
+    )
     return most - num_bytes
 
 
