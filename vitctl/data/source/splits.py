@@ -19,7 +19,7 @@ from vitctl.data.source.stores import ShardSource, array_digest, open_index
 from vitctl.data.source.views import Source, concat, keys_of, sample_key, subset
 from vitctl.errors import DataError, refuse
 from vitctl.system import limits
-from vitctl.system.files import read_bytes, read_json, write_json
+from vitctl.system.files import parsing, read_bytes, read_json, write_json
 from vitctl.system.text import one_line
 
 TRAIN, TEST, VALIDATION = "train", "test", "validation"
@@ -195,7 +195,7 @@ def table_delimiter(path: Path, text: IO[str], fits: Callable[[list[str]], bool]
 
 def _read_column(path: Path, column: str) -> dict[str, str]:
     """Return a column of a table, keyed by its column `path`."""
-    try:
+    with parsing(path, DataError, f"cannot be read as a table with the columns path and {column}"):
         text = read_bytes(path, limits.TABLE, error=DataError).decode("utf-8-sig")
         lines = io.StringIO(text, newline="")
         delimiter = (
@@ -204,10 +204,6 @@ def _read_column(path: Path, column: str) -> dict[str, str]:
         rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
         rows.fieldnames = _column_names(rows.fieldnames or ())
         return {row["path"]: row[column] or "" for row in rows}
-    except (UnicodeDecodeError, csv.Error, KeyError) as error:
-        raise DataError(
-            path, f"cannot be read as a table with the columns path and {column} ({error})"
-        ) from None
 
 
 def _column_names(columns: Sequence[str]) -> list[str]:

@@ -7,6 +7,9 @@ from vitctl.data.datasets.readers import shapes
 from vitctl.data.datasets.readers import shapes as glyphs
 from vitctl.data.images.decode import decode
 
+AXIS = np.linspace(-1.6, 1.6, 401, dtype=np.float32)
+Y, X = np.meshgrid(AXIS, AXIS, indexing="ij")
+
 
 @pytest.mark.parametrize("task", shapes.TASKS)
 def test_items__labels_are_balanced_and_in_range(task: str) -> None:
@@ -17,6 +20,48 @@ def test_items__labels_are_balanced_and_in_range(task: str) -> None:
     expected = 1000 / num_classes
     assert np.abs(counts - expected).max() < 5 * np.sqrt(expected)
     assert len({item.key for item in items}) == 1000
+
+
+def test_scene__factors_are_within_their_classes() -> None:
+    for index in range(300):
+        for task in ("all", "orientation", "count"):
+            for shape in shapes.scene(task, "train", index, seed=0):
+                assert abs(shape.radius - shapes.SCALES[shape.scale]) <= 0.02
+                turn = np.rad2deg(shape.angle) - shapes.ORIENTATIONS[shape.orientation]
+                assert abs(turn) <= 15
+                vertical, horizontal = (np.array(shape.centre) > 0.18).astype(int) - (
+                    np.array(shape.centre) < -0.18
+                )
+                row, column = divmod(shape.location, 3)
+                assert (vertical + 1, horizontal + 1) == (row, column)
+
+
+def test_scene__counted_shapes_do_not_cover_each_other() -> None:
+    for index in range(100):
+        centres = [shape.centre for shape in shapes.scene("count", "train", index, seed=0)]
+        for number, centre in enumerate(centres):
+            others = np.array(centres[:number]).reshape(-1, 2)
+            assert (np.hypot(*(others - centre).T) > 0.5).all()
+
+
+@pytest.mark.parametrize("name", shapes.SHAPES)
+def test_fields__shapes_are_of_one_size(name: str) -> None:
+    inside = shapes.FIELDS[name](X, Y) < 0
+    area = inside.mean() * 3.2**2
+    assert 1.0 < area < 3.2
+    assert np.hypot(X, Y)[inside].max() < 1.25
+    assert not inside[[0, -1]].any()
+    assert not inside[:, [0, -1]].any()
+
+
+@pytest.mark.parametrize("name", shapes.ORIENTED)
+def test_fields__oriented_shapes_come_back_only_after_a_full_turn(name: str) -> None:
+    field = shapes.FIELDS[name]
+    upright = field(X, Y) < 0
+    for degrees in range(45, 360, 45):
+        cos, sin = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
+        turned = field(cos * X + sin * Y, cos * Y - sin * X) < 0
+        assert (upright & turned).sum() < 0.85 * (upright | turned).sum()
 
 
 @pytest.mark.parametrize("image_size", [32, 48])

@@ -354,13 +354,9 @@ def unpickle(path: Path) -> dict[str, Any]:
 
     Raises DataError if the file is damaged or holds anything else.
     """
-    try:
+    with parsing(path, DataError, "not a pickle of plain data"):
         entries = _PlainData(io.BytesIO(read_bytes(path)), encoding="bytes").load()
         return {_text(name): value for name, value in entries.items()}
-    except DataError:
-        raise
-    except Exception as error:  # damaged pickles raise many types
-        raise DataError(path, f"not a pickle of plain data ({' '.join(str(error).split())})") from None
 
 
 class Bytes:

@@ -240,14 +240,12 @@ def _objectnet_names(mappings: Path) -> dict[str, str]:
     words = read_lines(mappings / "imagenet_to_label_2012_v2")
     wnids = class_list("imagenet")
     names = {}
-    try:
+    with parsing(mappings, DataError, "the mappings do not match"):
         by_words = {words[old]: wnids[int(new)] for new, old in old_numbers.items()}
         for folder, name in sorted(folder_names.items()):
             if name in to_imagenet:
                 shared = sorted(by_words[imagenet] for imagenet in to_imagenet[name].split("; "))
                 names[folder] = f"{name} ({' '.join(shared)})"
-    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(mappings, f"the mappings do not match ({type(error).__name__}: {error})") from None
     if len(names) != _OBJECTNET_CLASSES:
         raise DataError(
             mappings, f"{len(names)} classes are shared with ImageNet, should be {_OBJECTNET_CLASSES}"

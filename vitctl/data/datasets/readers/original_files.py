@@ -39,6 +39,7 @@ from vitctl.system.files import (
     leads_out,
     locked,
     open_regular,
+    parsing,
     read_json,
     write_json,
 )
@@ -256,12 +257,8 @@ def load_mat(path: Path, *names: str) -> list[np.ndarray]:
     scipy_io = library("scipy.io")
     if (size := path.stat().st_size) > limits.TABLE:
         raise DataError(path, f"{size:,} bytes, should be at most {limits.TABLE:,}")
-    try:
+    with parsing(path, DataError, "not a MATLAB file, download it again"):
         variables = scipy_io.loadmat(path, squeeze_me=True, variable_names=names)
-    except Exception as error:  # scipy raises many types for files that are something else
-        raise DataError(
-            path, f"not a MATLAB file, download it again ({' '.join(str(error).split())})"
-        ) from None
     absent = [name for name in names if name not in variables]
     if absent:
         raise DataError(path, f"has no variable {', '.join(absent)}")

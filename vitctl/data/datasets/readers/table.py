@@ -86,7 +86,7 @@ def _table_rows(path: Path, named: str) -> list[Row]:
     rows = list[Row]()
     if path.suffix.lower() in JSON_LINES:
         return _json_rows(path, named)
-    try:
+    with parsing(path, DataError, "cannot be read as a table"):
         text = io.StringIO(read_bytes(path, limits.TABLE).decode("utf-8-sig"), newline="")
         delimiter = table_delimiter(path, text, partial(_is_header, named=named))
         delimiter = delimiter or max(",;\t", key=text.getvalue().partition("\n")[0].count)
@@ -98,8 +98,6 @@ def _table_rows(path: Path, named: str) -> list[Row]:
             if None in row or not all(filled):
                 raise DataError(path, f"line {reader.line_num}: should have {len(columns)} filled columns")
             rows.append(row)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(path, f"cannot be read as a table ({error})") from None
     return rows
 
 
