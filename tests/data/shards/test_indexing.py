@@ -230,3 +230,16 @@ def test_index_shards__tells_what_is_of_no_sample(tmp_path: Path) -> None:
         said: list[str] = []
         assert index_shards([tmp_path / "s.tar"], note=said.append).num_samples == 1
         assert said == ["3 files in the shards, of no sample, passed over, such as README"]
+
+
+def test_index_shards__two_at_a_time_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitctl.system.files._LOCK_SECONDS", 0)
+    paths = write_shards(tmp_path / "shards", 1)
+
+    def inside(path: Path, *options: Any, **named: Any) -> Scan:
+        with pytest.raises(DataError, match="shards: is being written by another process; wait for it or"):
+            index_shards(paths)
+        return read_shard(path, *options, **named)
+
+    monkeypatch.setattr(indexing, "read_shard", inside)
+    index_shards(paths)
