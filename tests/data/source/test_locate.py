@@ -131,11 +131,19 @@ def test_remote_split__a_lost_or_changed_shard_is_one_line(make_split: MakeSplit
             cached.read(8)
 
 
-def test_index_addresses__refuses_one_name_twice_and_what_is_no_tar(tmp_path: Path) -> None:
-    (tmp_path / "odd.tar").write_bytes(b"no tar at all" * 100)
-    with serving(tmp_path, Faults()) as url:
+def test_index_addresses__indexes_the_shards_of_others(make_split: MakeSplit, tmp_path: Path) -> None:
+    local = ShardSource(make_split(20))
+    with serving(local.index.folder, Faults(2, **FAULTS)) as url:
+        urls = expand(f"{url}/shard-{{000000..000002}}.tar")
+        index = index_shards(urls, tmp_path / "index", class_names=("a", "b", "c"), source="theirs")
+        assert sorted(os.listdir(tmp_path / "index")) == ["index.json", "names.bin", "samples.npy"]
+        assert [shard.url for shard in index.shards] == urls
+        for cache_bytes in (0, GIB):
+            source = open_split("index", path=str(tmp_path / "index"), cache_bytes=cache_bytes)
+            assert contents(source) == contents(local)
         with pytest.raises(DataError, match=r"1 file name; each shard needs a different one"):
-            index_shards([f"{url}/odd.tar"] * 2, tmp_path / "twice")
+            index_shards([urls[0], urls[0]], tmp_path / "twice")
+        (local.index.folder / "odd.tar").write_bytes(b"no tar at all" * 100)
         with pytest.raises(DataError, match=rf"^{url}/odd.tar: not a complete, uncompressed tar file"):
             index_shards([f"{url}/odd.tar"], tmp_path / "odd")
 
