@@ -404,37 +404,34 @@ class _PlainData(pickle.Unpickler):
 
 _HEADER = struct.Struct("<QI")  # length, and its checksum
 _FOOTER_BYTES = 4  # checksum of the data
-_EXAMPLE = """
-name: "example.proto" package: "tf" syntax: "proto3"
-message_type { name: "Bytes" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
-message_type { name: "Integers" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
-message_type {
-  name: "Feature"
-  field { name: "bytes" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".tf.Bytes" }
-  field { name: "integers" number: 3 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".tf.Integers" }
-}
-message_type {
-  name: "Entry"
-  field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
-  field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".tf.Feature" }
-}
-message_type {
-  name: "Features"
-  field { name: "entries" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".tf.Entry" }
-}
-message_type {
-  name: "Example"
-  field { name: "features" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".tf.Features" }
-}
-"""
 
 
 @cache
 def _example_class() -> Any:
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+    field = descriptor_pb2.FieldDescriptorProto
+    repeated = field.LABEL_REPEATED
+    messages = {
+        "Bytes": [field(name="value", number=1, label=repeated, type=field.TYPE_BYTES)],
+        "Integers": [field(name="value", number=1, label=repeated, type=field.TYPE_INT64)],
+        "Feature": [
+            field(name="bytes", number=1, type_name=".tf.Bytes"),
+            field(name="integers", number=3, type_name=".tf.Integers"),
+        ],
+        "Entry": [
+            field(name="key", number=1, type=field.TYPE_STRING),
+            field(name="value", number=2, type_name=".tf.Feature"),
+        ],
+        "Features": [field(name="entries", number=1, label=repeated, type_name=".tf.Entry")],
+        "Example": [field(name="features", number=1, type_name=".tf.Features")],
+    }
+    types = [descriptor_pb2.DescriptorProto(name=name, field=fields) for name, fields in messages.items()]
+    file = descriptor_pb2.FileDescriptorProto(
+        name="example.proto", package="tf", syntax="proto3", message_type=types
+    )
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto()))
+    pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tf.Example"))
 
 
