@@ -84,14 +84,19 @@ def write_index(folder: Path) -> None:
         sha256 = hashlib.sha256(name.encode()).hexdigest()
         shards.append({"name": name, "num_samples": IMAGES, "num_bytes": size, "sha256": sha256})
     np.lib.format.open_memmap(folder / "samples.npy", "w+", ROW, (SHARDS * IMAGES,)).flush()
-    table = {"num_bytes": (folder / "samples.npy").stat().st_size, "sha256": "0" * 64}
+    with open(folder / "names.bin", "wb") as file:
+        os.truncate(file.fileno(), SHARDS * IMAGES)  # empty names
+    tables = {
+        name: {"num_bytes": (folder / name).stat().st_size, "sha256": "0" * 64}
+        for name in ("samples.npy", "names.bin")
+    }
     fields = {
         "format": FORMAT,
         "class_names": [str(label) for label in range(18_291)],
         "num_samples": SHARDS * IMAGES,
         "shards": shards,
         "source": "benchmark",
-        "tables": {"samples.npy": table},
+        "tables": tables,
         "labels": {"missing": 0, "outside": 0},
     }
     (folder / "index.json").write_text(json.dumps(fields))

@@ -6,7 +6,6 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.data.datasets.conftest import SPLITS, keys_of, write
-from tests.matrix import slow
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.vtab import VTAB
 
@@ -72,16 +71,3 @@ def test_prepare__vtab_takes_what_is_there(vitctl: Vitctl, root: Path) -> None:
         2,
         "vitctl: data/originals: holds no data set of VTAB; see `vitctl data list`\n",
     )
-
-
-@pytest.mark.parametrize("form", [*slow("files"), "shards"])
-def test_export_vtab1k__and_take_it_back(vitctl: Vitctl, root: Path, tmp_path: Path, form: str) -> None:
-    said = vitctl("data", "export-vtab1k", "out", "--root", root, "--form", form)
-    assert (said.code, said.err) == (0, "")
-    assert said.out.splitlines()[-1] == "dtd: out/dtd"
-    if form == "files":
-        said = vitctl("data", "prepare", "dtd", "--from", "out")
-        assert said.out.splitlines()[-1] == "ready: dtd, 1,880 test, 800 train800, 200 val200"
-        assert (tmp_path / "out/dtd/train800val200.txt").is_file()
-    else:
-        assert (tmp_path / "out/dtd/train800/index.json").is_file()

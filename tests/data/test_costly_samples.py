@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.data.conftest import MakeSplit, encoded, store
-from tests.data.old_index import forget_tables
+from tests.data.noted_tables import note_tables
 from tests.fuzz.conftest import header, member, record
 from tests.matrix import slow
 from vitctl.data.images.decode import BadSample, decode
@@ -167,7 +167,7 @@ def test_rows_of_others__bad_samples(
 ) -> None:
     folder = make_split(10).folder
     rows_of(folder)[field][3] = value
-    forget_tables(folder)
+    note_tables(folder)
     batches = train_batches(
         ShardSource(read_index(folder)), Order(10, 0), TrainTransform(8), seed=0, batch_size=10,
         micro_batch=10,

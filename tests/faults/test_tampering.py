@@ -50,11 +50,6 @@ def labels_shifted_and_noted(split: Path) -> None:
     (split / "index.json").write_text(json.dumps(fields))
 
 
-def labels_shifted_beside_an_old_index(split: Path) -> None:
-    """The index has no digests of tables; `before` made it so for the first score too."""
-    labels_shifted(split)
-
-
 def two_images_exchanged(split: Path) -> None:
     """Inside a shard, of two classes. All images have the same number of bytes."""
     index = read_index(split)
@@ -79,12 +74,6 @@ def list_of_left_out_edited(split: Path) -> None:
     (split / "excluded.json").write_text(text.replace('"sample": 0', '"sample": 1'))
 
 
-def make_old(split: Path) -> None:
-    fields = json.loads((split / "index.json").read_text())
-    del fields["tables"]
-    (split / "index.json").write_text(json.dumps(fields))
-
-
 def leave_out_the_first(split: Path) -> None:
     write_exclusion(read_index(split), [0], reason="test")
 
@@ -107,7 +96,6 @@ TABLE = [
     Row(labels_shifted, CHANGED, CHANGED, None),
     Row(two_images_exchanged, SHARD, None, None),
     Row(labels_shifted_and_noted, None, None, OTHER),
-    Row(labels_shifted_beside_an_old_index, None, None, OTHER, make_old),
     Row(another_image_left_out, None, None, OTHER, leave_out_the_first),
     Row(list_of_left_out_edited, LIST, LIST, None, leave_out_the_first),
 ]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.conftest import TINY
-from tests.data.old_index import forget_tables
+from tests.data.noted_tables import note_tables
 from tests.matrix import spread
 from tests.models.tiny_models import VIT
 from tests.models.weights.conftest import META
@@ -50,7 +50,7 @@ def write(folder: Path, split: str, size: int = 36, *, label: int = 0) -> Path:
     if label:
         rows["label"][5] = label
         np.save(folder / split / "samples.npy", rows)
-        forget_tables(folder / split)
+        note_tables(folder / split)
     return folder
 
 
@@ -106,7 +106,7 @@ def test_vtab__holds_every_task_to_the_rule(
     rows = np.load(folder / "samples.npy")
     rows["label"][:] = np.where(rows["label"] == 3, 12 if label == BEYOND else label, rows["label"])
     np.save(folder / "samples.npy", rows)
-    forget_tables(folder)
+    note_tables(folder)
     assert opened.test.class_names
     with pytest.raises(DataError, match=r"digits.*images have (no label|labels outside 0..9)"):
         open_task(task, tmp_path, scratch=tmp_path)

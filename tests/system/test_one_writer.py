@@ -10,7 +10,6 @@ from tests.sources import trees
 MOVES = {
     "system/files.py:atomic_write": "the one writer",
     "data/writer/shard_writer.py:write_split": "a finished folder takes its place",
-    "data/datasets/vtab_images.py:export_task": "a finished folder takes its place",
     "data/datasets/readers/original_files.py:unpack": "an archive that is kept as it came",
     "data/datasets/readers/original_files.py:unpacked": "a folder gets its name",
     "engine/checkpoint.py:save_checkpoint": "a finished folder takes its place",
@@ -32,7 +31,6 @@ WRITES = {
     "system/screen.py:_drop": "/dev/null",
     "data/inspect/check_shards.py:_opened_shard": "in a temporary folder of our own",
     "verify/rerun.py:_copy": "in a temporary folder of our own",
-    "data/datasets/vtab_images.py:_write_images": "in a folder that was just made",
     "engine/trace.py:_cut_marks": "trace.bin, opened by `no_links`",
     "engine/trace.py:_write_marks": "trace.bin, opened by `no_links`",
     "system/files.py:no_links": "the opener itself",

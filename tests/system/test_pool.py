@@ -26,13 +26,21 @@ def test_run_tasks__results_come_in_order_and_all_is_counted(workers: int) -> No
     assert run_tasks(work, 0, workers=workers) == []
 
 
-def test_run_tasks__errors_of_the_user_come_as_one_line_and_bugs_whole() -> None:
+USERS = [CheckpointError("three is wrong", fix="take two"), FileNotFoundError(2, "No such file", "three")]
+
+
+@pytest.mark.parametrize("error", USERS)
+def test_run_tasks__errors_of_the_user_come_as_they_were(error: Exception) -> None:
     def wrong(task: int, _: object) -> None:
         if task == 3:
-            raise CheckpointError("three is wrong")
+            raise error
 
-    with pytest.raises(DataError, match=r"^three is wrong$"):
+    with pytest.raises(type(error)) as raised:
         run_tasks(wrong, 5, workers=2)
+    assert (str(raised.value), vars(raised.value)) == (str(error), vars(error))
+
+
+def test_run_tasks__bugs_come_whole() -> None:
     with pytest.raises(RuntimeError, match=r"work\(task, done\)[\s\S]*ZeroDivisionError"):
         run_tasks(lambda task, _: 1 // task, 5, workers=2)
 

@@ -155,19 +155,6 @@ def test_outage__is_waited_out_by_one_loop(files: Files) -> None:
     assert len(files.asked) == 4  # one request an attempt
 
 
-def test_busy__holds_back_every_process_of_the_node(files: Files) -> None:
-    """The second failure in a row writes when to ask again, which other processes read."""
-    files.objects["/bucket/a.bin"] = bytes(10)
-    assert remote._paused(ADDRESS) == 0
-    remote._paused(ADDRESS, 0.8)
-    began = time.monotonic()
-    remote.read_ranges([(ADDRESS, 0, 5)])
-    assert time.monotonic() - began > 0.4
-    assert remote._paused("s3://other/a.bin") == 0
-    remote._paused(ADDRESS, 10**6)  # a clock that was set
-    assert remote._paused(ADDRESS) <= 30
-
-
 def test_lost_credentials__of_a_store_that_answered_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine's role is renewed by a service of its own."""
     lost = NoCredentialsError()

@@ -284,8 +284,8 @@ def _check_tasks(tasks: "Iterable[VtabTask]", root: Path) -> None:
         for task in tasks:
             checked = check_task(task, root, partial(progress, f"checking {task.name}"))
             splits = [f"{n:,} {digest}" for n, digest in zip(checked.sizes, checked.digests, strict=True)]
-            rows.append((checked.task, str(checked.num_classes), *(splits or [""] * 3), checked.verdict))
-            wrong += [checked.task] if checked.is_wrong else []
+            rows.append((task.name, str(task.num_classes), *(splits or [""] * 3), checked.verdict))
+            wrong += [task.name] if checked.is_wrong else []
     header = ("task", "classes", "train800", "val200", "test", "verdict")
     show_table(header, rows, left=header[2:])
     if wrong:

@@ -1,4 +1,4 @@
-"""`vitctl data list | prepare | shards | index | export-vtab1k`: commands that make shards."""
+"""`vitctl data list | prepare | shards | index`: commands that make shards."""
 
 import shlex
 import shutil
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,7 +35,7 @@ def shards(
         typer.Argument(
             metavar="SOURCE",
             help="Folder or .tar of class folders, .csv/.tsv of path,label[,split] or "
-            "path,labels (cat;wild), torchvision:NAME, ImageNet's archives, .parquet, or shards",
+            "path,labels (cat;wild), ImageNet's archives, .parquet, known:NAME, or shards",
         ),
     ],
     out: Annotated[
@@ -52,11 +52,8 @@ def shards(
     ] = 100_000,
     root: Annotated[
         Path | None,
-        typer.Option("--root", help="Folder of the original files, for torchvision:NAME and known:NAME"),
+        typer.Option("--root", help="Folder of the original files, for known:NAME"),
     ] = None,
-    download: Annotated[
-        bool, typer.Option("--download", help="Download missing files, for torchvision:NAME")
-    ] = False,
     columns: Columns = "",
     workers: Workers = None,
     max_side: Annotated[
@@ -99,7 +96,7 @@ def shards(
 
     ignore_output_errors()
     check_free("OUT", out, [Path(source)])
-    originals = open_originals(source, download=download, root=root, columns=columns)
+    originals = open_originals(source, root=root, columns=columns)
     drop, keep = drop_class or [], keep_class or []
     splits = _checked_splits(
         originals, source, out, bad, drop, keep, number_of_workers(workers), sys.argv[1:]
@@ -505,52 +502,3 @@ def prepare(
                 progress=progress,
             )
             say_ready(name, sizes)
-
-
-@app.command("export-vtab1k")
-def export_vtab1k(
-    out: Annotated[
-        Path,
-        typer.Argument(
-            metavar="OUT", help="Output folder, with a folder for each task whose data set is here"
-        ),
-    ],
-    root: Root = DATA,
-    form: Annotated[
-        Literal["files", "shards"],
-        typer.Option("--form", help="files: the community's layout; shards: for `vtab --data`"),
-    ] = "files",
-    task: Annotated[
-        list[str] | None,
-        typer.Option("--task", help="Only this task; repeatable"),
-    ] = None,
-) -> None:
-    """Copy VTAB-1k losslessly to the layout that other programs read.
-
-    For example: vitctl data export-vtab1k vtab-1k
-    Guide: docs/vtab.md
-    """
-    from vitctl.cli.show.console import progress_of_steps, say
-    from vitctl.data.datasets.inventory import ABSENT, list_inventory
-    from vitctl.data.datasets.vtab import VTAB
-    from vitctl.data.datasets.vtab_images import export_shards, export_task
-    from vitctl.errors import DataError, writing
-
-    ignore_output_errors()
-    unknown = sorted(set(task or ()) - {row.name for row in VTAB})
-    if unknown:
-        raise DataError(
-            f"--task {unknown[0]}", f"not a task of VTAB; known: {', '.join(row.name for row in VTAB)}"
-        )
-    present = {holding.name for holding in list_inventory(root) if holding.state != ABSENT}
-    chosen = [row for row in VTAB if row.name in (task or present)]
-    if not chosen:
-        raise DataError(
-            root, "holds none of VTAB's data sets", f"make them with `vitctl data prepare NAME --root {root}`"
-        )
-    export = export_task if form == "files" else export_shards
-    out.mkdir(parents=True, exist_ok=True)
-    with writing(out), progress_of_steps() as progress:
-        for row in chosen:
-            folder = export(row, root, out, partial(progress, f"copying {row.name}"))
-            say(f"{row.name}: {folder}")

@@ -16,7 +16,7 @@ from vitctl.data.images.image_types import image_extension
 from vitctl.data.source.order import Order, SampleOrder, share
 from vitctl.data.source.views import Source, sample_key
 from vitctl.data.writer.shard_writer import label_text
-from vitctl.errors import DataError, explaining
+from vitctl.errors import DataError, explaining, refuse
 
 
 @explaining()
@@ -68,18 +68,21 @@ def as_webdataset(
     rank = found_rank if rank is None else rank
     num_processes = found_processes if num_processes is None else num_processes
     order = order or Order(len(source), seed)
-    if not 0 <= rank < num_processes <= batch_size or order.num_samples != len(source):
-        raise DataError(
+    end = first_step + (num_steps or 0) + 1
+    refuse(
+        DataError,
+        (
+            not 0 <= rank < num_processes <= batch_size or order.num_samples != len(source),
             f"process {rank} of {num_processes}, batch_size {batch_size}, an order of {order.num_samples} "
-            f"for {len(source)} samples: "
-            "every process needs a sample of each batch, and the order as many samples as there are"
-        )
-    if first_step < 0 or (num_steps or 0) < 0 or (first_step + (num_steps or 0) + 1) * batch_size >= 2**63:
-        raise DataError(
+            f"for {len(source)} samples: every process needs a sample of each batch, and the order as many "
+            "samples as there are",
+        ),
+        (
+            first_step < 0 or (num_steps or 0) < 0 or end * batch_size >= 2**63,
             f"first_step {first_step}, num_steps {num_steps}, batch_size {batch_size}: steps should be 0 or "
-            f"more, and positions, "
-            "step * batch_size, below 2**63"
-        )
+            "more, and positions, step * batch_size, below 2**63",
+        ),
+    )
     own = share(batch_size, num_processes, rank)
     return webdataset.DataPipeline(_Steps(source, order, batch_size, own, first_step, num_steps))
 

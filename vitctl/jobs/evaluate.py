@@ -17,9 +17,9 @@ from torch import Tensor
 
 from vitctl.data.datasets.readers.imagenet import (
     CORRUPTIONS,
+    by_validation_number,
     imagenet_classes,
     is_part_of_imagenet,
-    label_sets,
     read_real,
 )
 from vitctl.data.datasets.readers.original_files import class_list
@@ -179,7 +179,7 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
     if wanted == REAL or wanted.endswith(".json"):
         check_imagenet(source)
         sets = read_real(root / REAL_PLACE if wanted == REAL else Path(wanted))
-        labels[REAL] = padded_sets(label_sets(keys_of(source), sets))
+        labels[REAL] = padded_sets(by_validation_number(keys_of(source), sets))
     elif wanted not in ("", ORIGINAL):
         raise RecipeError(
             f"evaluation.labels = '{wanted}'",

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from vitctl.errors import LaunchError, RecipeError, VitctlError
+from vitctl.errors import LaunchError, RecipeError, VitctlError, refuse
 from vitctl.system.text import has_control, one_line
 
 VARIABLE = "VITCTL_ADDRESSES"
@@ -119,17 +119,27 @@ def check(address: str, error: type[VitctlError], schemes: tuple[str, ...] = ())
     text, _ = split(given, error)
     scheme, _, place = text.partition("://")
     host, _, path = place.partition("/")
-    if scheme == "http" and host and urlsplit(text).hostname not in LOOPBACK:
-        raise error(
+    known = ", ".join(f"{one}://" for one in ("https", *schemes))
+    refuse(
+        error,
+        (
+            scheme == "http" and host and urlsplit(text).hostname not in LOOPBACK,
             text,
             "plain http is allowed from this machine only, because it is not protected against changes",
             "use https",
-        )
-    if scheme not in (*_WEB, *schemes) or not host:
-        known = ", ".join(f"{one}://" for one in ("https", *schemes))
-        raise error(one_line(text), f"files are read over {known}", "commands are never run")
-    if ".." in path.split("/") or any(map(str.isspace, path)):
-        raise error(text, "contains '..' or a space, should be a plain address")
+        ),
+        (
+            scheme not in (*_WEB, *schemes) or not host,
+            one_line(text),
+            f"files are read over {known}",
+            "commands are never run",
+        ),
+        (
+            ".." in path.split("/") or any(map(str.isspace, path)),
+            text,
+            "contains '..' or a space, should be a plain address",
+        ),
+    )
     return text
 
 
@@ -144,28 +154,44 @@ def split(address: str, error: type[VitctlError]) -> tuple[str, str]:
     host, slash, path = place.partition("/")
     scheme, is_web = scheme.lower(), scheme.lower() in _WEB
     hidden = f"{one_line(scheme.partition(':')[0])}:{'//' * bool(slashes)}..."
-    if not slashes:
-        raise error(
+    refuse(
+        error,
+        (
+            not slashes,
             hidden if ":" in head else one_line(head),
             "is not an address, such as https://HOST/PATH",
             "commands are never run",
-        )
-    # A password may hold '/', '?' or '#', which end the host.
-    if "@" in (address if not slash else head if ":" in host else host):
-        raise error(hidden, "names a user or a password before '@', which vitctl never sends", "leave it out")
+        ),
+        (
+            # A password may hold '/', '?' or '#', which end the host.
+            "@" in (address if not slash else head if ":" in host else host),
+            hidden,
+            "names a user or a password before '@', which vitctl never sends",
+            "leave it out",
+        ),
+    )
     chosen = _SPLIT.search(host) if is_web and not slash else None
     host, split_name = (host[: chosen.start()], chosen[0]) if chosen else (host, "")
     valid = (_HOST if is_web else _NAME).fullmatch(host)
     if (is_web or query) and host and (not valid or int((is_web and valid[1]) or 0) > _MAX_PORT):
         raise error(hidden, f"host or port is not valid, should be {scheme}://HOST/PATH")
     text = f"{scheme}://{host.lower() if is_web else host}{split_name}{slash}{path}"
-    if has_control(address) or "\\" in address or (is_web and any(map(str.isspace, address))):
-        shown = f"{scheme}://{host}/..." if valid else hidden
-        raise error(shown, "contains a space, a control character or a backslash")
-    if "#" in address and not is_web:  # it may be part of a name there, and would be dropped
-        raise error(text if valid else hidden, "has a '#'", "rename the file or folder")
-    if query and not is_web:
-        raise error(text if valid else hidden, "has a query (?...), which only https:// addresses have")
+    is_odd = has_control(address) or "\\" in address or (is_web and any(map(str.isspace, address)))
+    refuse(
+        error,
+        (
+            is_odd,
+            f"{scheme}://{host}/..." if valid else hidden,
+            "contains a space, a control character or a backslash",
+        ),
+        # It may be part of a name there, and would be dropped.
+        ("#" in address and not is_web, text if valid else hidden, "has a '#'", "rename the file or folder"),
+        (
+            query and not is_web,
+            text if valid else hidden,
+            "has a query (?...), which only https:// addresses have",
+        ),
+    )
     return text, query
 
 

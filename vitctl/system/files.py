@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from vitctl.errors import LaunchError, RecipeError, VitctlError, explained
+from vitctl.errors import LaunchError, RecipeError, VitctlError, explained, refuse
 from vitctl.system import limits
 from vitctl.system.address import check_local, value_without_queries
 from vitctl.system.text import csv_cell, escaped_json, has_control, one_line, printable
@@ -89,18 +89,20 @@ def check_free(flag: str, file: Path, taken: Iterable[Path], mark: bytes = b"") 
     """
     check_place(flag, file)
     path = file.resolve()
-    if {path, *path.parents} & {one.resolve() for one in taken}:
-        raise RecipeError(
-            f"{flag} {file}", "the command itself reads or writes this file", "give another name"
-        )
-    if any((folder / "state.json").exists() for folder in (path, path.parent)):
-        raise RecipeError(f"{flag} {file}", "is in a checkpoint of a run", "give another name")
-    if (path / "recipe.toml").exists():
-        raise RecipeError(f"{flag} {file}", "is the folder of a run", "give another name")
+    is_taken = bool({path, *path.parents} & {one.resolve() for one in taken})
+    in_checkpoint = any((folder / "state.json").exists() for folder in (path, path.parent))
+    is_other = False
     if mark and path.is_file():
         with path.open("rb") as old:
-            if mark not in old.read(1024):
-                raise RecipeError(f"{flag} {file}", "exists, and is of another kind", "give another name")
+            is_other = mark not in old.read(1024)
+    given, fix = f"{flag} {file}", "give another name"
+    refuse(
+        RecipeError,
+        (is_taken, given, "the command itself reads or writes this file", fix),
+        (in_checkpoint, given, "is in a checkpoint of a run", fix),
+        ((path / "recipe.toml").exists(), given, "is the folder of a run", fix),
+        (is_other, given, "exists, and is of another kind", fix),
+    )
 
 
 @contextmanager
@@ -222,12 +224,8 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
-        writer.writerow([_safe_cell(cell) for cell in row])
+        writer.writerow([csv_cell(printable(cell)) if isinstance(cell, str) else cell for cell in row])
     return text.getvalue()
-
-
-def _safe_cell(cell: object) -> object:
-    return csv_cell(printable(cell)) if isinstance(cell, str) else cell
 
 
 def flush(path: Path) -> None:

@@ -29,7 +29,7 @@ Work = Callable[[int, Done], Result]
 Progress = Callable[[int, int], None]
 _REPORT_SECONDS = 0.1
 _MAX_WORKERS = 16
-_USER_ERROR, _BUG, _DONE, _OS_ERROR = -1, -2, -3, -4  # message kinds, sent in place of a task number
+_ERROR, _BUG, _DONE = -1, -2, -3  # message kinds, sent in place of a task number
 
 
 def default_workers() -> int:
@@ -58,9 +58,7 @@ def run_tasks(
     with _started_workers(work, num_tasks, min(workers, num_tasks)) as readers:
         done(0)  # a progress bar may start a thread, which must follow the fork
         for task, message in _messages(readers):
-            if task == _USER_ERROR:
-                raise DataError(message)
-            if task == _OS_ERROR:
+            if task == _ERROR:
                 raise message
             if task == _BUG:
                 raise RuntimeError(message)
@@ -187,10 +185,8 @@ def _serve(
         writer.send((_DONE, count))
     except BrokenPipeError:
         os._exit(1)
-    except VitctlError as error:
-        writer.send((_USER_ERROR, str(error)))
-    except OSError as error:
-        writer.send((_OS_ERROR, error))
+    except (VitctlError, OSError) as error:
+        writer.send((_ERROR, error))
     except Exception:
         writer.send((_BUG, traceback.format_exc()))
     os._exit(0)

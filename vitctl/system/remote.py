@@ -26,7 +26,7 @@ from typing import IO, Any, TypeVar
 from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from vitctl.errors import DataError
+from vitctl.errors import DataError, refuse
 from vitctl.system import limits
 from vitctl.system.address import LOOPBACK, VARIABLE, check, split, with_query
 from vitctl.system.files import atomic_write, cache_folder, error_text, lock
@@ -44,7 +44,6 @@ LEAST_ATTEMPTS = 3
 _SLOT = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _RECOVERED_BYTES = 2**20  # received in one response: the server works again
 TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
-_BUSY = {429, 503}
 STORES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}  # scheme -> package
 # What waiting does not cure on a disk.
 _LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOENT}
@@ -96,14 +95,12 @@ class TransientError(Exception):
     """A failure that a retry may cure.
 
     `pause_seconds` comes from Retry-After. `is_unknown`: the host has no address, so it is mistyped if it
-    never answered. `is_busy`: the server asks for fewer requests, of all processes of this node.
+    never answered.
     """
 
-    def __init__(
-        self, text: str, pause_seconds: float = 0.0, *, is_unknown: bool = False, is_busy: bool = False
-    ) -> None:
+    def __init__(self, text: str, pause_seconds: float = 0.0, *, is_unknown: bool = False) -> None:
         super().__init__(text)
-        self.pause_seconds, self.is_unknown, self.is_busy = pause_seconds, is_unknown, is_busy
+        self.pause_seconds, self.is_unknown = pause_seconds, is_unknown
 
 
 @dataclass
@@ -314,7 +311,6 @@ async def _complete(
     failures = 0
     while True:
         received = span.done
-        await asyncio.sleep(_paused(span.url))
         try:
             opened = _from_fsspec if urlsplit(span.url).scheme in STORES else _from_web
             async with opened(session, span) as (whole, first, chunks):
@@ -341,26 +337,10 @@ async def _complete(
             failures += 1
             await slot.aclose()  # an exit stack can be reused
             since = time.monotonic() if since is None else since
-            pause = _pause(span.url, error, failures, since, patience)
-            if error.is_busy and failures > 1:  # a single one may be chance
-                _paused(span.url, pause)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(_pause(span.url, error, failures, since, patience))
         except DataError:
             _is_up(span.url)
             raise
-
-
-def _paused(url: str, seconds: float = 0.0) -> float:
-    """Return the seconds for which no process of this node should ask a host; `seconds` sets them."""
-    name = f"{socket.gethostname()}-{urlsplit(url).netloc.replace(':', '_')}.busy"
-    file = cache_folder() / "connections" / name
-    with suppress(OSError):
-        if seconds:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch()
-            os.utime(file, (time.time() + seconds,) * 2)
-        return min(max(0.0, file.stat().st_mtime - time.time()), _LONGEST_PAUSE_SECONDS)
-    return 0.0
 
 
 def _too_large(url: str, max_bytes: int) -> DataError:
@@ -379,10 +359,19 @@ def _begin(span: Span, whole: int | None, first: int) -> int | None:
                 "set data.cache_gib above 0 to read whole shards",
             )
         known, span.done = None, 0  # a full response: the file changed, or there are no ranges
-    if whole is not None and known not in (None, whole):
-        raise DataError(span.url, f"changed from {known} to {whole} bytes while it was read")
-    if whole is not None and whole < (span.stop or 0):
-        raise DataError(span.url, f"ends at byte {whole}, should reach {span.stop}")
+    refuse(
+        DataError,
+        (
+            whole is not None and known not in (None, whole),
+            span.url,
+            f"changed from {known} to {whole} bytes while it was read",
+        ),
+        (
+            whole is not None and whole < (span.stop or 0),
+            span.url,
+            f"ends at byte {whole}, should reach {span.stop}",
+        ),
+    )
     return whole if span.stop is None else span.stop
 
 
@@ -603,8 +592,7 @@ def _of_store(url: str, error: BaseException) -> Exception:
     if "EndpointConnectionError" in facts:
         text += "; check AWS_ENDPOINT_URL, the network and the server"
     is_unknown = any(isinstance(one, socket.gaierror) for one in chain)
-    is_busy = any(re.search("SlowDown|TooManyRequests|^(429|503)$", fact) for fact in facts)
-    return TransientError(text, is_unknown=is_unknown, is_busy=is_busy)
+    return TransientError(text, is_unknown=is_unknown)
 
 
 def _session() -> Any:
@@ -690,7 +678,7 @@ def _check_status(response: Any, span: Span, url: str, is_asked: bool) -> None:
     text = status_text(status, url)
     if status in TRANSIENT:
         seconds = float(parse_num_bytes(response.headers.get("Retry-After")) or 0)
-        raise TransientError(text, seconds, is_busy=status in _BUSY)
+        raise TransientError(text, seconds)
     raise DataError(span.url, text)
 
 

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from vitctl.system.text import PlainStream
+from vitctl.system.text import PlainStream, WrappedStream
 
 # A broken pipe and a closed terminal: every later write would fail too.
 _PERMANENT = (errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO)
@@ -55,13 +55,11 @@ def stay_silent() -> None:
         os.close(_ALOUD.pop())
 
 
-class TolerantStream:
+class TolerantStream(WrappedStream):
     """A text stream whose writes never fail: refused text is dropped, and the first error is recorded."""
 
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-        self.first_error: OSError | None = None
-        self.is_reported = False
+    first_error: OSError | None = None
+    is_reported = False
 
     def write(self, text: str) -> int:
         """Write the text, or drop it; returns its length."""
@@ -71,18 +69,11 @@ class TolerantStream:
             self._drop(error)
         return len(text)
 
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
-
     def flush(self) -> None:
         try:
             self.stream.flush()
         except (OSError, ValueError) as error:
             self._drop(error)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
 
     def _drop(self, error: OSError | ValueError) -> None:
         if not isinstance(error, OSError):

@@ -148,11 +148,22 @@ def did_you_mean(words: Iterable[str]) -> str:
     return f"did you mean {text}?" if text else ""
 
 
-class PlainStream:
-    """A text stream that writes `printable` text, for stdout and stderr; other attributes are `stream`'s."""
+class WrappedStream:
+    """A text stream whose `write` is a subclass's; other attributes are those of `stream`."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+class PlainStream(WrappedStream):
+    """A stream that writes `printable` text, for stdout and stderr."""
 
     @property
     def rich_proxied_file(self) -> Any:
@@ -162,13 +173,6 @@ class PlainStream:
     def write(self, text: str) -> int:
         self.stream.write(printable(text))
         return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
 
 
 def _escaped(letter: str) -> str:

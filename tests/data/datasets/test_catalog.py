@@ -3,37 +3,24 @@
 DTD in its full size, verified, copied and read back.
 """
 
-import hashlib
-import json
-import os
 import shutil
-import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.data.conftest import store
 from tests.data.datasets.conftest import BY_NAME, SPLITS, TASK, keys_of, plant, write
 from tests.matrix import each
 from vitctl.data.datasets.catalog import (
-    TORCHVISION_SETS,
     find_data_set,
     open_originals,
     open_split,
     read_originals,
-    read_torchvision,
     write_data_set,
 )
 from vitctl.data.datasets.inventory import ABSENT, check_task, list_inventory
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.datasets.vtab import TRAIN800_DIGESTS, VAL200_AND_TEST_DIGESTS, VTAB, in_vtab1k, names_digest
-from vitctl.data.datasets.vtab_images import export_shards, export_task, read_community
-from vitctl.data.shards.index import Index
-from vitctl.data.source.stores import ShardSource
-from vitctl.data.source.views import Source, source_texts
 from vitctl.errors import DataError
 
 
@@ -68,109 +55,12 @@ def test_make_set__goes_on_where_it_was_killed_between_two_splits(tmp_path: Path
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "digits" / "train").iterdir()} == before
 
 
-@pytest.mark.slow
-def test_write_data_set__killed_while_it_draws_it_starts_again_and_writes_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("vitctl.data.datasets.catalog._ENOUGH_FOR_WORKERS", 1)
-    row, folder = DATA_SETS["digits"], tmp_path / "ahead"
-    parent = os.fork()
-    if parent == 0:
-        write_data_set(row, folder)
-        os._exit(0)
-    while not (folder / ".train.partial").exists():
-        time.sleep(0.01)
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-    write_data_set(row, folder)
-    write_data_set(row, tmp_path / "alone")
-    ahead, alone = (
-        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-        for root in (folder, tmp_path / "alone")
-    )
-    assert ahead == alone
-    assert {path.parts[0] for path in alone} == {"train", "test"}
-
-
 def test_open_originals__refuses(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="none: no such file or folder"):
         open_originals(str(tmp_path / "none"))
     (tmp_path / "a.rar").touch()
     with pytest.raises(DataError, match=r"a.rar: should be class folders, an archive of them"):
         open_originals(str(tmp_path / "a.rar"))
-    with pytest.raises(DataError, match="torchvision:nothing is unknown"):
-        open_originals("torchvision:nothing", root=tmp_path)
-
-
-def test_open_originals__new_shards_hold_the_same_samples(make_split: Callable[..., Index]) -> None:
-    old = make_split(20)
-    make_split(5, "test")
-    splits = open_originals(str(old.folder.parent))
-    assert {split: len(originals.items) for split, originals in splits.items()} == {"train": 20, "test": 5}
-    originals = splits["train"]
-    new = store(originals.items, old.folder.parent / "new", originals.class_names, seed=9, max_samples=4)
-
-    def samples(index: Index) -> dict[str, tuple[int, bytes]]:
-        source = ShardSource(index)
-        return {source.key(n): (int(source.labels()[n]), source.read(n)) for n in range(len(source))}
-
-    assert len(new.shards) == 5 != len(old.shards)
-    assert samples(new) == samples(old)
-    assert list(samples(new)) != list(samples(old))
-    assert new.class_names == old.class_names
-
-
-def test_torchvision__pets_keep_its_spelling(tmp_path: Path) -> None:
-    base, breeds = tmp_path / "oxford-iiit-pet", class_list("pets")
-    (base / "annotations").mkdir(parents=True)
-    for split in ("trainval", "test"):
-        lines = [f"{breed}_{len(split)} {number} 1 1\n" for number, breed in enumerate(breeds, 1)]
-        (base / f"annotations/{split}.txt").write_text("".join(lines))
-        images = [plant(base / f"images/{breed}_{len(split)}.jpg", n) for n, breed in enumerate(breeds)]
-    splits = read_torchvision("OxfordIIITPet", tmp_path, download=False)
-    assert set(splits) == {"train", "test"}
-    assert splits["train"].class_names[:2] == ("Abyssinian", "American Bulldog")
-    assert splits["train"].source == "torchvision OxfordIIITPet"
-    assert [(item.key, item.label, item.read()) for item in splits["test"].items] == [
-        (f"{breed}_4.jpg", number, images[number]) for number, breed in enumerate(breeds)
-    ]
-
-
-def test_torchvision__folders_are_where_it_keeps_them(tmp_path: Path) -> None:
-    names = [f"{texture}/{texture}_0001.jpg" for texture in class_list("dtd")]
-    for name in names:
-        plant(tmp_path / "dtd/dtd/images" / name)
-    (tmp_path / "dtd/dtd/labels").mkdir()
-    for split in ("train", "val", "test"):
-        (tmp_path / f"dtd/dtd/labels/{split}1.txt").write_text("\n".join(names))
-    for use in class_list("eurosat"):
-        plant(tmp_path / f"eurosat/2750/{use}/{use}_1.jpg")
-    dtd = read_torchvision("DTD", tmp_path, download=False)
-    assert set(dtd) == {"train", "validation", "test"}
-    assert [item.key for item in dtd["validation"].items] == names
-    eurosat = read_torchvision("EuroSAT", tmp_path, download=False)["train"]
-    assert [item.key for item in eurosat.items][:2] == ["AnnualCrop_AnnualCrop_1.jpg", "Forest_Forest_1.jpg"]
-
-
-def test_torchvision__refuses_the_unknown_and_the_missing(tmp_path: Path) -> None:
-    for name in TORCHVISION_SETS:
-        with pytest.raises(
-            DataError, match=rf"torchvision:{name}: cannot be read from .*; or try --download"
-        ) as caught:
-            read_torchvision(name, tmp_path, download=False)
-        assert "\n" not in str(caught.value)
-
-
-def test_torchvision__a_download_that_fails_does_not_ask_for_a_download(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError("Name or service not known")
-
-    monkeypatch.setattr("torchvision.datasets.CIFAR10", fail)
-    wanted = "cannot be downloaded to .*Name or service not known.*; type it again where the server can be"
-    with pytest.raises(DataError, match=wanted):
-        read_torchvision("CIFAR10", tmp_path, download=True)
 
 
 PROVEN = "match (train800)"
@@ -187,13 +77,6 @@ def published(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     source = open_split(TASK.train800, dataset="dtd", root=str(root))
     digest = names_digest(source.key(number) for number in range(800))
     monkeypatch.setitem(TRAIN800_DIGESTS, "dtd", digest)
-
-
-def by_key(source: Source) -> dict[str, tuple[int, bytes]]:
-    labels = source.labels()
-    found = {source.key(n): (int(labels[n]), source.read(n)) for n in range(len(source))}
-    assert len(found) == len(source)
-    return found
 
 
 @pytest.mark.slow
@@ -236,52 +119,11 @@ def test_list_holdings__says_what_is_here(root: Path) -> None:
     assert held["pets"].uses == ("VTAB natural", "transfer", "few-shot")
 
 
-@pytest.mark.slow
-def test_export_task__is_lossless_and_comes_back_the_same(root: Path, tmp_path: Path) -> None:
-    folder = export_task(TASK, root, tmp_path)
-    assert folder == tmp_path / "dtd"
-    lines = (folder / "train800val200.txt").read_text().splitlines()
-    assert len(lines) == 1000
-    assert lines[0].startswith("images/train800/000000.")
-    assert {path.suffix for path in (folder / "images/test").iterdir()} == {".jpg", ".png"}
-    splits = read_community(TASK, tmp_path)
-    for split, expression in (("train800", TASK.train800), ("val200", TASK.val200), ("test", TASK.test)):
-        original = by_key(open_split(expression, dataset="dtd", root=str(root)))
-        assert {item.key: (item.label, item.read()) for item in splits[split].items} == original
-        assert splits[split].source == "DTD"
-    note = json.loads((folder / "vitctl.json").read_text())
-    assert note["lists_sha256"]["test"] == hashlib.sha256((folder / "test.txt").read_bytes()).hexdigest()
-    before = (folder / "test.txt").stat().st_mtime_ns
-    export_task(TASK, root, tmp_path)
-    assert (folder / "test.txt").stat().st_mtime_ns == before
-
-
-def test_read_community__a_note_or_names_that_do_not_fit(root: Path, tmp_path: Path) -> None:
-    folder = export_task(TASK, root, tmp_path)
-    (folder / "keys/val200.txt").write_text("one\n")
-    with pytest.raises(DataError, match=r"keys/val200.txt: 1 name for 200 images"):
-        read_community(TASK, tmp_path)
-    (folder / "vitctl.json").write_text("{}")
-    with pytest.raises(DataError, match=r"vitctl.json: should be a note of the format vitctl-vtab1k/1$"):
-        read_community(TASK, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("published")
-def test_export_shards__stand_in_for_the_whole_set(root: Path, tmp_path: Path) -> None:
-    export_shards(TASK, root, tmp_path)
-    for expression in (TASK.train, TASK.train800, TASK.val200, TASK.test):
-        copied = open_split(expression, dataset="dtd", root=str(tmp_path))
-        assert by_key(copied) == by_key(open_split(expression, dataset="dtd", root=str(root)))
-        assert source_texts(copied) == ("DTD",)
-    assert check_task(TASK, tmp_path).verdict == PROVEN
-    with pytest.raises(DataError, match="has the splits train800, val200 and test; 'train' needs the"):
-        open_split("train", dataset="dtd", root=str(tmp_path))
-
-
 @each("task", VTAB)
 def test_in_vtab1k__knows_every_tasks_splits(task: object) -> None:
     row = BY_NAME[task.name]  # type: ignore[attr-defined]
     assert in_vtab1k(row.train, row.data_set) == "train800+val200"
     assert in_vtab1k(row.test, row.data_set) == in_vtab1k("test", row.data_set) == "test"
+    with pytest.raises(DataError, match="has the splits train800, val200 and test; 'train' needs the"):
+        in_vtab1k("train", row.data_set)
     assert find_data_set(row.data_set).name == row.data_set

@@ -17,7 +17,7 @@ from tests.data import conftest
 from tests.matrix import each
 from vitctl.data.images.decode import BadSample, decode, open_picture
 from vitctl.data.images.jpeg import cut_out, decode_rows, read_header
-from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
+from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 
 PHOTOS = SHARED / "imagenet-500.tar"
 HEIGHT, WIDTH = 83, 101
@@ -49,35 +49,6 @@ KINDS: dict[str, bytes] = {
     "rgb": encoded(photo(), keep_rgb=True),
     "exif": encoded(photo(), exif=b"Exif\0\0" + bytes(500), comment=b"a comment"),
 }
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_decode_rows__every_height_gives_the_rows_of_the_whole(kind: str) -> None:
-    data = KINDS[kind]
-    header = read_header(data)
-    assert header is not None
-    assert (header.height, header.width, header.can_stop_early) == (HEIGHT, WIDTH, kind != "progressive")
-    whole = by_pillow(data)
-    for num_rows in range(1, HEIGHT + 1):
-        rows = decode_rows(header, num_rows)
-        assert rows is not None
-        assert len(rows) == (min(num_rows + 2, HEIGHT) if header.can_stop_early else HEIGHT)
-        np.testing.assert_array_equal(rows[:num_rows], whole[:num_rows])
-
-
-@each("kind", KINDS)
-@each("reduce", [2, 4, 8])
-def test_decode_rows__reduced_rows_are_those_of_the_reduced_whole(kind: str, reduce: int) -> None:
-    data = KINDS[kind]
-    header = read_header(data)
-    assert header is not None
-    whole = decode_rows(header, HEIGHT, reduce)
-    assert whole is not None
-    assert whole.shape == (-(-HEIGHT // reduce), -(-WIDTH // reduce), 3)
-    for num_rows in (1, 30, 77):
-        rows = decode_rows(header, num_rows, reduce)
-        assert rows is not None
-        np.testing.assert_array_equal(rows[: num_rows // reduce], whole[: num_rows // reduce])
 
 
 def test_read_header__leaves_the_unusual_alone() -> None:
@@ -133,17 +104,6 @@ def test_region__only_short_lived_pixels_are_overwritten() -> None:
     assert np.array_equal(again, by_pillow(other))
     assert np.array_equal(kept, by_pillow(one))
     assert kept.flags.writeable
-
-
-@pytest.mark.parametrize("crop", ["inception", "random", "none"])
-def test_transforms__exact_pictures_give_what_arrays_give(crop: Any) -> None:
-    transform = TrainTransform(24, crop=crop, resize=32)
-    for kind, data in KINDS.items():
-        pixels = decode(data)
-        for sample in range(8):
-            found = transform(open_picture(data), augmentation_rng(0, 0, sample))
-            assert torch.equal(found, transform(pixels, augmentation_rng(0, 0, sample))), kind
-        assert torch.equal(EvalTransform(24)(open_picture(data)), EvalTransform(24)(pixels))
 
 
 def test_transforms__scaled_is_exact_where_nothing_can_be_saved_and_close_elsewhere() -> None:

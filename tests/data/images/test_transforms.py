@@ -178,15 +178,6 @@ def test_train_transform__random_crop_reaches_every_corner() -> None:
     assert found == {np.ascontiguousarray(part).tobytes() for part in parts}
 
 
-def test_train_transform__inception_crop_cuts_its_box() -> None:
-    image = np.repeat(np.arange(200, dtype=np.uint8)[:, None, None], 200, axis=1).repeat(3, axis=2)
-    rng = augmentation_rng(0, 0, 5)
-    top, _, height, _ = inception_box(200, 200, augmentation_rng(0, 0, 5), (0.05, 1.0), (0.75, 1.33))
-    rows = TrainTransform(16, flip=False)(image, rng)[0, :, 0].numpy().astype(int)
-    assert 0 < height < 200
-    assert top <= rows[0] < rows[-1] <= top + height - 1
-
-
 @example(96, 10, 10)
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(0, 1000))
 def test_inception_box__lies_inside(height: int, width: int, seed: int) -> None:
@@ -347,15 +338,6 @@ def test_rand_augment__draws_from_its_generator_alone_and_moves_no_other() -> No
     torch.manual_seed(2)
     assert all(torch.equal(augmented(sample), image) for sample, image in enumerate(first))
     assert len({image.numpy().tobytes() for image in first}) > 10
-
-
-def test_train_transform__randaugment_comes_last_and_off_draws_nothing() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
-    plain, full = TrainTransform(16), TrainTransform(16, randaugment_layers=2, randaugment_magnitude=20)
-    for sample in range(10):
-        one, other = augmentation_rng(0, 0, sample), augmentation_rng(0, 0, sample)
-        expected = rand_augment(plain(pixels, one), one, layers=2, magnitude=20)
-        assert torch.equal(full(pixels, other), expected)
 
 
 @pytest.mark.parametrize(

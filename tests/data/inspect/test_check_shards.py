@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.data.conftest import damage, store
-from tests.data.old_index import forget_tables
+from tests.data.noted_tables import note_tables
 from tests.data.server import Faults, serving
 from vitctl.data.inspect.check_shards import verify_index
 from vitctl.data.shards import index as shard_index
@@ -145,7 +145,7 @@ def test_verify_index__labels_of_no_class_are_a_problem(make_split: MakeSplit) -
     rows = np.load(index.folder / "samples.npy")
     rows["label"][2] = 7
     np.save(index.folder / "samples.npy", rows)
-    forget_tables(index.folder)
+    note_tables(index.folder)
     report = verify_index(read_index(index.folder))
     assert len(report.class_counts) == 3
     assert any(

@@ -21,7 +21,6 @@ import webdataset
 from tests.data.datasets.conftest import tar_of
 from tests.data.server import Faults, serving
 from vitctl.data.shards import indexing
-from vitctl.data.shards.index import Index
 from vitctl.data.shards.indexing import index_shards
 from vitctl.data.shards.tar import Scan, read_shard
 from vitctl.errors import DataError
@@ -160,19 +159,6 @@ def test_index_shards__leaves_nothing_where_no_shard_could_be_read(tmp_path: Pat
     assert os.listdir(tmp_path) == ["s.tar"]
 
 
-def test_index_shards__two_at_a_time_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.system.files._LOCK_SECONDS", 0)
-    paths = write_shards(tmp_path / "shards", 1)
-
-    def inside(path: Path, *options: Any, **named: Any) -> Scan:
-        with pytest.raises(DataError, match="shards: is being written by another process; wait for it or"):
-            index_shards(paths)
-        return read_shard(path, *options, **named)
-
-    monkeypatch.setattr(indexing, "read_shard", inside)
-    index_shards(paths)
-
-
 @pytest.mark.slow
 def test_index_addresses__fetches_only_what_is_missing_or_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -237,14 +223,6 @@ def test_data_index__ends_at_once_at_ctrl_c(tmp_path: Path) -> None:
     assert psutil.wait_procs(workers, timeout=10)[1] == []
 
 
-def test_index_shards__is_the_index_of_the_writer(make_split: Callable[..., Index]) -> None:
-    index = make_split(20)
-    before = (index.folder / "samples.npy").read_bytes()
-    paths = [index.folder / shard.name for shard in index.shards]
-    assert index_shards(paths, source=index.source, workers=2) == index
-    assert (index.folder / "samples.npy").read_bytes() == before
-
-
 def test_index_shards__tells_what_is_of_no_sample(tmp_path: Path) -> None:
     members = {"README": b"", "a.png": b"image", "a.cls": b"0", "x/.DS_Store": b"", "__MACOSX/._a.png": b""}
     (tmp_path / "s.tar").write_bytes(tar_of(members))
@@ -252,3 +230,16 @@ def test_index_shards__tells_what_is_of_no_sample(tmp_path: Path) -> None:
         said: list[str] = []
         assert index_shards([tmp_path / "s.tar"], note=said.append).num_samples == 1
         assert said == ["3 files in the shards, of no sample, passed over, such as README"]
+
+
+def test_index_shards__two_at_a_time_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitctl.system.files._LOCK_SECONDS", 0)
+    paths = write_shards(tmp_path / "shards", 1)
+
+    def inside(path: Path, *options: Any, **named: Any) -> Scan:
+        with pytest.raises(DataError, match="shards: is being written by another process; wait for it or"):
+            index_shards(paths)
+        return read_shard(path, *options, **named)
+
+    monkeypatch.setattr(indexing, "read_shard", inside)
+    index_shards(paths)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.conftest import store
-from tests.data.old_index import forget_tables
+from tests.data.noted_tables import note_tables
 from tests.matrix import each
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.readers.arrays import encode_png
@@ -376,6 +376,6 @@ def test_read_exclusion__survives_another_index_of_the_same_shards_alone(make_sp
     rows = np.load(index.folder / "samples.npy")
     rows[[3, 4]] = rows[[4, 3]]
     np.save(index.folder / "samples.npy", rows)
-    forget_tables(index.folder)
+    note_tables(index.folder)
     with pytest.raises(DataError, match="made for other shards"):
         open_shards(index.folder)

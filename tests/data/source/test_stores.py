@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,18 +160,13 @@ def test_synthetic_source__is_pure_and_learnable() -> None:
 
 
 def test_keys__of_an_index_open_no_shard_and_order_as_before(make_split: MakeSplit) -> None:
-    """Any text that a tar file can name; without the table, as in an earlier release, they are read there."""
+    """Any text that a tar file can name."""
     names = ["a/b.c", "ä", "a\udcff", "x%2Ey", "p.q/r", "0", "a b", "z" * 200, "n01440764/n01440764_10026"]
     index = make_split(len(names), keys=names)
     source = ShardSource(index)
     assert sorted(source.keys()) == sorted(names)
     assert source.keys() == [source.key(sample) for sample in range(len(names))]
-    older = ShardSource(replace(index, tables={}))
-    assert older.keys(np.array([3, 1])) == source.keys(np.array([3, 1]))
     assert index.names(2, 5) == source.keys()[2:5] and index.names(4, 4) == []
-    for spec in ("train[:50%]", "train[3:7]", "train[:40% of each class]", "train[2:]+train[:1]"):
-        one, other = (select(spec, {"train": each}) for each in (source, older))
-        assert [one.key(n) for n in range(len(one))] == [other.key(n) for n in range(len(other))]
     both = concat([source, subset(source, np.array([5, 0, 5]))])
     assert keys_of(both) == [both.key(sample) for sample in range(len(both))]
     for shard in index.shards:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import TINY
-from tests.data.old_index import forget_tables
+from tests.data.noted_tables import note_tables
 from tests.data.server import Faults, serving
 from tests.matrix import each, slow
 from tests.trained import CPU, SMALL, do
@@ -273,7 +273,7 @@ def test_check__shards_sorted_by_class_are_one_line(tmp_path: Path) -> None:
     rows = np.load(folder / "samples.npy")
     rows["label"].sort()
     np.save(folder / "samples.npy", rows)
-    forget_tables(folder)
+    note_tables(folder)
     expected = (
         r"entropy of [012]\.\d\d bits, those of random ones [23]\.\d\d: the shards are sorted by class; "
         r"write them"

@@ -233,34 +233,17 @@ FILES: dict[str, Callable[[Path, str], dict[str, Originals]]] = {
     ".parquet": lambda path, columns: read_parquet([path], columns),
     **dict.fromkeys(_PACKED, lambda path, columns: _open_packed(path, columns)),
 }
-_TORCHVISION, _KNOWN = "torchvision:", "known:"
-_Arguments = tuple[dict[str, object], ...]
-# torchvision's sets: the known set, torchvision's folder for it, and the arguments for its splits.
-_TRAIN_TEST: _Arguments = ({"train": True}, {"train": False})
-_SPLITS: _Arguments = ({"split": "train"}, {"split": "val"}, {"split": "test"})
-TORCHVISION_SETS: dict[str, tuple[str, str, _Arguments]] = {
-    "CIFAR10": ("cifar10", "", _TRAIN_TEST),
-    "CIFAR100": ("cifar100", "", _TRAIN_TEST),
-    "SVHN": ("svhn", "", ({"split": "train"}, {"split": "test"})),
-    "OxfordIIITPet": ("pets", "oxford-iiit-pet", ({"split": "trainval"}, {"split": "test"})),
-    "Flowers102": ("flowers102", "flowers-102", _SPLITS),
-    "DTD": ("dtd", "dtd", _SPLITS),
-    "EuroSAT": ("eurosat", "eurosat", ({},)),
-}
+_KNOWN = "known:"
 
 
-def open_originals(
-    source: str, *, download: bool = False, root: Path | None = None, columns: str = ""
-) -> dict[str, Originals]:
+def open_originals(source: str, *, root: Path | None = None, columns: str = "") -> dict[str, Originals]:
     """Open the original files of a data set, to be written by `write_originals`.
 
     Args:
         source: a folder or a plain `.tar` of class folders or of a tar per class, a `.csv` or `.tsv` table,
-            `torchvision:NAME`, `known:NAME` (a set of the catalog, from its original files below `root`), a
-            folder with ImageNet's archives or Kaggle's tree, a `.parquet` file or a folder of them, or a
-            folder of shards.
-        download: `torchvision:` only: download missing files.
-        root: folder of the files of `torchvision:` (default `torchvision_data`) and `known:` (default NAME).
+            `known:NAME` (a set of the catalog, from its original files below `root`), a folder with
+            ImageNet's archives or Kaggle's tree, a `.parquet` file or a folder of them, or one of shards.
+        root: folder of the files of `known:` (default NAME).
         columns: see `open_split`.
 
     Raises:
@@ -268,9 +251,6 @@ def open_originals(
     """
     path = _in_archive(Path(source))
     with _naming_archives(), parsing(source, DataError):
-        if source.startswith(_TORCHVISION):
-            name = source.removeprefix(_TORCHVISION)
-            return read_torchvision(name, root or Path("torchvision_data"), download=download)
         if source.startswith(_KNOWN):
             name = source.removeprefix(_KNOWN)
             return read_originals(name, root or Path(name))
@@ -460,39 +440,3 @@ def _read_shards(place: Path) -> Originals:
         for sample, (key, size, label) in enumerate(zip(source.keys(), sizes, given, strict=True))
     ]
     return Originals(items, source.class_names, source.index.source)
-
-
-_OFFLINE = "type it again where the server can be reached, or copy the files there and leave --download out"
-
-
-def read_torchvision(name: str, root: Path, *, download: bool) -> dict[str, Originals]:
-    """Read a torchvision data set below `root`: torchvision checks the files, our reader reads them.
-
-    Raises DataError if `name`, see `TORCHVISION_SETS`, is unknown, or its files are missing or damaged.
-    """
-    import torchvision.datasets
-
-    if name not in TORCHVISION_SETS:
-        raise DataError(f"torchvision:{name} is unknown, should be one of: {', '.join(TORCHVISION_SETS)}")
-    known, folder, arguments = TORCHVISION_SETS[name]
-    try:
-        for given in arguments:
-            opened = getattr(torchvision.datasets, name)(root, download=download, **given)
-        splits = find_data_set(known).open(root / folder)
-    except Exception as error:  # damaged files make torchvision raise many types
-        reason = " ".join(str(error).split())
-        raise DataError(
-            f"torchvision:{name}",
-            f"cannot be {f'downloaded to {root}' if download else f'read from {root}'} "
-            f"({reason}); {_OFFLINE if download else 'or try --download'}",
-        ) from None
-    # torchvision spells the breeds of the pets differently.
-    spelled, source = tuple(getattr(opened, "classes", ())), f"torchvision {name}"
-    return {
-        split: replace(
-            originals,
-            class_names=spelled if len(spelled) == len(originals.class_names) else originals.class_names,
-            source=source,
-        )
-        for split, originals in splits.items()
-    }

@@ -16,6 +16,7 @@ from pathlib import Path
 import PIL
 
 from vitctl.data.datasets.catalog import listed_files
+from vitctl.data.datasets.readers.original_files import read_record
 from vitctl.data.shards.index import INDEX_FILE
 from vitctl.data.writer.intake import Item, Known, Originals, read_item
 from vitctl.errors import DataError
@@ -69,7 +70,7 @@ def _contents(items: Sequence[Item]) -> list[str]:
 def find_shards(runs: Path, state: str) -> Path | None:
     """Return the shards that were made of photographs in a state, see `fingerprint`."""
     for record in sorted((runs / SHARDS).glob(f"*/{RECORD}")):
-        if state in _read(record).get("states", ()):
+        if state in read_record(record).get("states", ()):
             with suppress(OSError):
                 os.utime(record)
             return record.parent
@@ -100,22 +101,14 @@ def keep_looked(folder: Path, known: Mapping[str, Known]) -> None:
 
 def keep_record(folder: Path, path: str, state: str) -> None:
     """Write down what shards were made of."""
-    states = [*_read(folder / RECORD).get("states", ()), state][-_MOST_STATES:]
+    states = [*read_record(folder / RECORD).get("states", ()), state][-_MOST_STATES:]
     write_json(folder / RECORD, {"made_of": str(Path(path).resolve()), "states": states})
 
 
 def made_of(shards: str) -> str:
     """Return the path of the user's data that a folder of shards was made of."""
-    made = str(_read(Path(shards) / RECORD).get("made_of", shards))
+    made = str(read_record(Path(shards) / RECORD).get("made_of", shards))
     return os.path.relpath(made) if Path(made).is_relative_to(Path.cwd()) else made
-
-
-def _read(record: Path) -> dict[str, list[str]]:
-    with suppress(DataError):
-        found = read_json(record, limits.INDEX, error=DataError)
-        if isinstance(found, dict):
-            return found
-    return {}
 
 
 @dataclass(frozen=True)
@@ -140,7 +133,7 @@ def list_converted(runs: Path) -> list[Converted]:
     for record in (*records, *(cache_folder() / "unpacked").glob("*.json")):
         folder = record.parent if record.name == RECORD else record.with_suffix("")
         when = record if record.exists() else folder
-        found.append(Converted(folder, str(_read(record).get("made_of", "?")), when.stat().st_mtime))
+        found.append(Converted(folder, str(read_record(record).get("made_of", "?")), when.stat().st_mtime))
     found += [
         Converted(index.parent, str(link.readlink().parent), index.stat().st_mtime)
         for index in (cache_folder() / "splits").glob(f"*/{INDEX_FILE}")
@@ -151,7 +144,7 @@ def list_converted(runs: Path) -> list[Converted]:
 
 def is_current(one: Converted) -> bool:
     """Return whether what shards were made of is still as it was, so that they can be made again."""
-    return fingerprint(one.made_of) in _read(one.folder / RECORD).get("states", ())
+    return fingerprint(one.made_of) in read_record(one.folder / RECORD).get("states", ())
 
 
 def delete(one: Converted) -> None:

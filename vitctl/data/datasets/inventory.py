@@ -81,16 +81,12 @@ class TaskCheck:
     """The check of one task of VTAB-1k against published digests.
 
     Args:
-        task: its name.
-        num_classes: of its head.
         sizes: images of train800, val200 and test; empty if the set is absent.
         digests: of their keys.
         verdict: "match" when all that is known of the images agrees; else in words.
         is_wrong: whether the images are not the benchmark's although they claim to be.
     """
 
-    task: str
-    num_classes: int
     sizes: tuple[int, ...]
     digests: tuple[str, ...]
     verdict: str
@@ -108,18 +104,18 @@ def check_task(
         progress: called with (splits done, 3).
     """
     if not find_splits(root / find_data_set(task.data_set).name):
-        return TaskCheck(task.name, task.num_classes, (), (), ABSENT)
+        return TaskCheck((), (), ABSENT)
     try:
         opened = [open_split(split, dataset=task.data_set, root=str(root)) for split in task.splits.values()]
     except DataError as error:
-        return TaskCheck(task.name, task.num_classes, (), (), str(error), is_wrong=True)
+        return TaskCheck((), (), str(error), is_wrong=True)
     keys = []
     for done, source in enumerate(opened):
         keys.append(keys_of(source))
         progress(done + 1, len(opened))
     digests = tuple(map(names_digest, keys))
     sizes = tuple(map(len, opened))
-    return TaskCheck(task.name, task.num_classes, sizes, digests, *_verdict(task, opened, keys[0], digests))
+    return TaskCheck(sizes, digests, *_verdict(task, opened, keys[0], digests))
 
 
 def _verdict(

@@ -68,15 +68,6 @@ class DataSet:
         return splits
 
 
-def _make_digits(split: str) -> Originals:
-    return Originals(arrays.digit_items(split), tuple("0123456789"), "scikit-learn digit scans")
-
-
-def _make_glyphs(split: str) -> Originals:
-    size = DATA_SETS["glyphs"].sizes[split]
-    return Originals(shapes.glyph_items(split, size, 0), shapes.GLYPH_NAMES, "vitctl glyphs generator")
-
-
 def _shapes(task: str) -> DataSet:
     name, class_names = ("shapes" if task == "all" else f"shapes-{task}"), shapes.TASKS[task].class_names
     sizes = {"train": 8000 if task == "all" else 1000, "test": 1000}
@@ -194,8 +185,24 @@ _SMALLNORB = partial(
 
 _ROWS = (
     # Sets that come with vitctl
-    DataSet("digits", 10, arrays.DIGITS_SIZES, make=_make_digits),
-    DataSet("glyphs", shapes.NUM_LETTERS, {"train": 10_000, "test": 1_000}, make=_make_glyphs),
+    DataSet(
+        "digits",
+        10,
+        arrays.DIGITS_SIZES,
+        make=lambda split: Originals(
+            arrays.digit_items(split), tuple("0123456789"), "scikit-learn digit scans"
+        ),
+    ),
+    DataSet(
+        "glyphs",
+        shapes.NUM_LETTERS,
+        shapes.GLYPHS_SIZES,
+        make=lambda split: Originals(
+            shapes.glyph_items(split, shapes.GLYPHS_SIZES[split], 0),
+            shapes.GLYPH_NAMES,
+            "vitctl glyphs generator",
+        ),
+    ),
     *map(_shapes, shapes.TASKS),
     # VTAB
     DataSet(

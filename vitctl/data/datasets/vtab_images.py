@@ -1,16 +1,10 @@
 """The images of VTAB tasks, from shards of the original files or in the community's layout, and its export.
 
 The community's copy of VTAB-1k has a folder per task with four lists and the images, re-encoded as JPEG.
-`vitctl data export-vtab1k` writes the same layout with the original bytes.
 """
 
-import hashlib
-import json
-import os
-import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from vitctl.data.datasets.catalog import known_size, open_split
@@ -18,19 +12,16 @@ from vitctl.data.datasets.readers.original_files import (
     file_items,
     need,
     numbered_labels,
-    read_bytes,
     read_lines,
 )
 from vitctl.data.datasets.vtab import VTAB, VtabTask, is_published_train800
-from vitctl.data.images.image_types import image_extension
 from vitctl.data.shards.index import INDEX_FILE, find_splits
 from vitctl.data.source.splits import open_shards
 from vitctl.data.source.views import Source, check_labels, concat, keys_of, source_text, source_texts
-from vitctl.data.writer.intake import Item, Originals
+from vitctl.data.writer.intake import Originals
 from vitctl.data.writer.shard_writer import write_originals
 from vitctl.errors import DataError
-from vitctl.system.files import parsing, write_text
-from vitctl.system.text import count_text, escaped_json
+from vitctl.system.files import parsing
 
 COMMUNITY_LIST = "train800.txt"  # identifies a folder of a task
 COMMUNITY_SOURCE = "VTAB-1k, community copy (JPEG again, not the original bytes)"
@@ -39,11 +30,7 @@ _ARCHIVE = (
     "vtab-1k.zip, the layout with train800.txt, val200.txt, "
     "train800val200.txt and test.txt in a folder per task"
 )
-# Added to the layout by the export: the source of its images, and their original names.
-_NOTE, _KEYS, _FORMAT = "vitctl.json", "keys", "vitctl-vtab1k/1"
 _COMMUNITY = ("train800", "val200", "test")
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -181,10 +168,8 @@ def _test_sizes(task: VtabTask) -> set[int]:
 def read_community_lists(folder: Path, num_classes: int, test_sizes: Collection[int]) -> dict[str, Originals]:
     """Read the four lists of a task; class names are numbers.
 
-    An exported folder holds the original bytes, and records their source and their original keys. For others,
-    scores differ from those on original files where compression shows, as on CIFAR-100 and SVHN.
+    Scores differ from those on original files where compression shows, as on CIFAR-100 and SVHN.
     """
-    source = _note_source(folder)
     splits = {}
     for split in (*COMMUNITY_SIZES, "test"):
         path = need(folder, f"{split}.txt", archive=_ARCHIVE)
@@ -197,98 +182,6 @@ def read_community_lists(folder: Path, num_classes: int, test_sizes: Collection[
             expected = " or ".join(f"{size:,}" for size in sorted(wanted))
             raise DataError(path, f"{len(names):,} images, should be {expected}")
         labels = numbered_labels((label for *_, label in rows), num_classes, path, first=0)
-        listed = folder / _KEYS / f"{split}.txt"
-        keys = read_lines(listed) if listed.is_file() else names
-        if len(keys) != len(names):
-            raise DataError(listed, f"{count_text(len(keys), 'name')} for {count_text(len(names), 'image')}")
         class_names = tuple(map(str, range(num_classes)))
-        splits[split] = Originals(file_items(folder, names, labels, keys), class_names, source)
+        splits[split] = Originals(file_items(folder, names, labels), class_names, COMMUNITY_SOURCE)
     return splits
-
-
-def _note_source(folder: Path) -> str:
-    path = folder / _NOTE
-    if not path.is_file():
-        return COMMUNITY_SOURCE
-    try:
-        note = json.loads(read_bytes(path))
-        source, form = str(note["source"]), note["format"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        source, form = "", ""
-    if form != _FORMAT:
-        raise DataError(path, f"should be a note of the format {_FORMAT}")
-    return source
-
-
-def export_task(
-    task: VtabTask, root: Path, out: Path, progress: Progress = lambda _done, _total: None
-) -> Path:
-    """Write a task atomically in the community's layout, which adapter trainers read.
-
-    Images keep their bytes and their format. `train800val200.txt` names the files of the other two lists, so
-    no image is stored twice. The original names are in `keys/`, so that `vitctl data check` can verify a
-    copy. `progress` is called with (images done, images in total) of each split.
-    """
-    folder = out / task.community
-    if folder.exists():
-        return folder
-    aside = out / f".{task.community}.partial"
-    shutil.rmtree(aside, ignore_errors=True)
-    splits = _open_splits(task, root)
-    aside.mkdir(parents=True)  # fails if it was replaced by a link
-    lists = {split: _write_images(aside, split, source, progress) for split, source in splits.items()}
-    lists["train800val200"] = lists["train800"] + lists["val200"]
-    for split, lines in lists.items():
-        write_text(aside / f"{split}.txt", "".join(f"{line}\n" for line in lines))
-    note = {
-        "format": _FORMAT,
-        "task": task.name,
-        "source": "; ".join(
-            dict.fromkeys(text for source in splits.values() for text in source_texts(source))
-        ),
-        "lists_sha256": {
-            split: hashlib.sha256((aside / f"{split}.txt").read_bytes()).hexdigest() for split in lists
-        },
-    }
-    write_text(aside / _NOTE, escaped_json(json.dumps(note, indent=1, ensure_ascii=False)) + "\n")
-    os.replace(aside, folder)
-    return folder
-
-
-def export_shards(
-    task: VtabTask, root: Path, out: Path, progress: Progress = lambda _done, _total: None
-) -> Path:
-    """Write a task's train800, val200 and test as shards, for `vitctl vtab --data OUT`."""
-    folder = out / task.data_set
-    for split, source in _open_splits(task, root).items():
-        if not (folder / split / INDEX_FILE).exists():
-            labels = source.labels().tolist()
-            items = [Item(source.key(n), labels[n], partial(source.read, n)) for n in range(len(source))]
-            write_originals(
-                Originals(items, source.class_names, source_text(source)), folder, split, progress=progress
-            )
-    return folder
-
-
-def _open_splits(task: VtabTask, root: Path) -> dict[str, Source]:
-    return {
-        name: open_split(split, dataset=task.data_set, root=str(root)) for name, split in task.splits.items()
-    }
-
-
-def _write_images(folder: Path, split: str, source: Source, progress: Progress) -> list[str]:
-    """Write the images in the order of their keys, and return the lines of their list."""
-    place = folder / "images" / split
-    place.mkdir(parents=True)
-    keys = keys_of(source)
-    labels, lines, names = source.labels(), [], []
-    for number, sample in enumerate(sorted(range(len(source)), key=keys.__getitem__)):
-        data = source.read(sample)
-        name = f"images/{split}/{number:06d}.{image_extension(data)}"
-        (folder / name).write_bytes(data)
-        lines.append(f"{name} {labels[sample]}")
-        names.append(keys[sample])
-        progress(number + 1, len(source))
-    (folder / _KEYS).mkdir(exist_ok=True)
-    write_text(folder / _KEYS / f"{split}.txt", "".join(f"{name}\n" for name in names))
-    return lines

@@ -15,7 +15,7 @@ from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.images.pixel_digest import pixel_digest
 from vitctl.data.inspect.duplicates import MATCHES
 from vitctl.data.inspect.overview import look_alikes
-from vitctl.data.shards.index import INDEX_FILE, LABELS, NAMES, SAMPLES, Index, find_splits
+from vitctl.data.shards.index import INDEX_FILE, LABELS, NAMES, SAMPLES, Index, LabelCounts, find_splits
 from vitctl.data.shards.tar import joined, padded, read_shard
 from vitctl.data.source.splits import DIGEST, image_digest, read_exclusion
 from vitctl.data.source.splits import FILE as EXCLUDED
@@ -96,7 +96,7 @@ def verify_index(
 
     results = run_tasks(check, len(tasks), workers=workers, done=counted(progress, num_steps))
     problems = [problem for found, _, _ in results for problem in found]
-    source = ShardSource(replace(index, label_counts=None))  # without counts, so that every label is read
+    source = ShardSource(replace(index, label_counts=LabelCounts(1, 1)))  # so that every label is read
     try:
         check_labels(source, index.folder.name, "pixels")
     except DataError as error:
@@ -154,8 +154,7 @@ def _check_task(index: Index, task: _Task, decodes: bool, done: Done) -> _Checke
             if task.whole:
                 begin = sum(shard.num_samples for shard in index.shards[: task.shard])
                 stop = begin + own.num_samples
-                names = joined(index.names(begin, stop)) if NAMES in index.tables else None
-                problems += _shard_problems(own, address, names)
+                problems += _shard_problems(own, address, joined(index.names(begin, stop)))
                 done(1)
             source = ShardSource(own)
             for number, image in enumerate(task.images):
@@ -197,7 +196,7 @@ def _opened_shard(index: Index, number: int, *, fetch: bool) -> Iterator[Index]:
         yield replace(own, folder=folder, base="", shards=(replace(shard, url=""),))
 
 
-def _shard_problems(own: Index, address: str, names: bytes | None) -> list[Problem]:
+def _shard_problems(own: Index, address: str, names: bytes) -> list[Problem]:
     (shard,) = own.shards
     path = own.folder / shard.name
 
@@ -235,7 +234,7 @@ def _shard_problems(own: Index, address: str, names: bytes | None) -> list[Probl
     if len(wrong := np.flatnonzero(differ)):
         text = f"sample {wrong[0]} of it is not where, or not labelled as, samples.npy says"
         problems.append(problem("other samples", text))
-    if names not in (None, scan.names):
+    if names != scan.names:
         problems.append(problem("other names", "its images have other names than names.bin says"))
     return problems
 

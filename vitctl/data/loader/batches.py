@@ -29,7 +29,7 @@ from vitctl.data.loader.workers import (
 )
 from vitctl.data.source.order import Lanes, SampleOrder, micro_batches, own_slots, share
 from vitctl.data.source.views import Source, is_remote, label_shape, read_together, sample_key
-from vitctl.errors import DataError
+from vitctl.errors import DataError, refuse
 from vitctl.system import limits
 from vitctl.system.process import HERE, release_lock
 from vitctl.system.remote import GaveUpError
@@ -141,13 +141,18 @@ def train_batches(
         GaveUpError: the server of remote images does not come back; not with `outages`.
         DataError: the numbers do not fit, or a loader process was killed.
     """
-    if batch_size < num_processes or micro_batch < 1:
-        raise DataError(
+    refuse(
+        DataError,
+        (
+            batch_size < num_processes or micro_batch < 1,
             f"batch_size {batch_size}, micro-batch {micro_batch}, {num_processes} processes: "
-            "every process needs a sample of each batch, and a micro-batch at least one"
-        )
-    if order.num_samples != len(source):
-        raise DataError(f"the order covers {order.num_samples} samples, the source has {len(source)}")
+            "every process needs a sample of each batch, and a micro-batch at least one",
+        ),
+        (
+            order.num_samples != len(source),
+            f"the order covers {order.num_samples} samples, the source has {len(source)}",
+        ),
+    )
     parts = (
         lanes.parts(rank, num_processes)
         if lanes

@@ -101,8 +101,8 @@ class _Content(BaseModel):
     shards: list[Shard] = Field(min_length=1)
     members: Fields = Fields()
     max_labels: Annotated[StrictInt, Field(ge=1, le=_MAX_LABELS)] | None = None
-    tables: dict[str, _Table] | None = None
-    labels: LabelCounts | None = None
+    tables: dict[str, _Table]
+    labels: LabelCounts
 
 
 def _table_shapes(num_samples: int, width: int | None) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -139,8 +139,8 @@ class Index:
         labels: int32 `[num_samples, L]`, padded with -1, memory-mapped; None unless samples may have several.
         members: which members of a sample are its image and its label.
         tables: num_bytes and sha256 of `samples.npy`, `labels.npy` and `names.bin` by name, as in
-            `index.json`; empty for indexes of older releases, which do not record them. Some have no names.
-        label_counts: as in `index.json`; None for indexes of older releases.
+            `index.json`.
+        label_counts: as in `index.json`.
         names_as_stored: the class names in `index.json`, if they are not in NFC.
     """
 
@@ -150,29 +150,25 @@ class Index:
     num_samples: int
     source: str
     rows: np.ndarray = field(repr=False, compare=False)
+    tables: Mapping[str, _Table] = field(compare=False)
+    label_counts: LabelCounts = field(compare=False)
     labels: np.ndarray | None = field(default=None, repr=False, compare=False)
     base: str = ""
     members: Fields = field(default_factory=Fields)
-    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
-    label_counts: LabelCounts | None = field(default=None, compare=False)
     names_as_stored: tuple[str, ...] = ()
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the content: the bytes of every shard and table, the class names, and the members used.
 
-        Location and provenance are not part of it, nor names, which the shards have too. Tables without a
-        recorded digest are read once for it.
+        Location and provenance are not part of it, nor names, which the shards have too.
         """
         names = (SAMPLES,) if self.labels is None else (SAMPLES, LABELS)
         content = {
             "classes": self.names_as_stored or self.class_names,
             "members": asdict(self.members),
             "shards": [[shard.num_samples, shard.num_bytes, shard.sha256] for shard in self.shards],
-            "tables": [
-                self.tables[name]["sha256"] if self.tables else table_sha256(self.folder / name)
-                for name in names
-            ],
+            "tables": [self.tables[name].sha256 for name in names],
         }
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -230,10 +226,9 @@ def read_index(folder: Path, base: str = "") -> Index:
     if content is not None:
         shards, problems = _checked_addresses(content.shards, base)
         problems += [] if base else size_problems(folder, shards)
-        recorded = content.tables or {}
-        for name, (shape, dtype) in _table_shapes(content.num_samples, content.max_labels).items():
-            problems += _table_problems(folder / name, recorded.get(name), shape, dtype)
-        problems += _table_problems(folder / NAMES, recorded[NAMES]) if NAMES in recorded else []
+        shapes = _table_shapes(content.num_samples, content.max_labels)
+        for name, recorded in content.tables.items():
+            problems += _table_problems(folder / name, recorded, *shapes.get(name, ()))
     if content is None or problems:
         more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
         raise DataError(path, f"{'; '.join(problems[:_SHOWN_PROBLEMS])}{more}")
@@ -250,8 +245,8 @@ def read_index(folder: Path, base: str = "") -> Index:
         labels=None if content.max_labels is None else _mapped(folder / LABELS),
         base=base,
         members=content.members,
-        tables={name: table.model_dump() for name, table in (content.tables or {}).items()},
-        label_counts=content.labels if content.tables else None,
+        tables=content.tables,
+        label_counts=content.labels,
     )
 
 
@@ -282,7 +277,7 @@ def table_limits(text: bytes) -> dict[str, int]:
         count = int(fields["num_samples"])
         limit = _TABLE_HEADER_BYTES + count * row
         found = dict.fromkeys((SAMPLES, LABELS) if "max_labels" in fields else (SAMPLES,), limit)
-        return found | ({NAMES: count * limits.MEMBER_HEADER} if NAMES in fields.get("tables", {}) else {})
+        return found | {NAMES: count * limits.MEMBER_HEADER}
     except (DataError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return {SAMPLES: _TABLE_HEADER_BYTES}
 
@@ -300,8 +295,9 @@ def _hashed(path: str, *_: int) -> str:
 
 def _validated(fields: dict[str, Any]) -> tuple[_Content | None, list[str]]:
     """Return the content of `index.json`, or None and a message for each invalid field."""
-    tables = [SAMPLES, LABELS] if "max_labels" in fields else [SAMPLES]
-    should = {**_SHOULD, "tables": f"{_SHOULD['tables']} {' and '.join(sorted(tables))}"}
+    tables = [SAMPLES, NAMES, *([LABELS] if "max_labels" in fields else [])]
+    again = "write the index again with `vitctl data index`"
+    should = {**_SHOULD, "tables": f"{_SHOULD['tables']} {' and '.join(sorted(tables))}: {again}"}
     try:
         content = _Content.model_validate(fields)
     except ValidationError as error:
@@ -310,7 +306,7 @@ def _validated(fields: dict[str, Any]) -> tuple[_Content | None, list[str]]:
     total = sum(shard.num_samples for shard in content.shards)
     checks = (
         (content.num_samples != total, f"num_samples is {content.num_samples}, the shards sum to {total}"),
-        ("tables" in fields and {*(content.tables or {})} - {NAMES} != {*tables}, should["tables"]),
+        (content.tables.keys() != {*tables}, should["tables"]),
     )
     problems = [text for is_there, text in checks if is_there]
     return None if problems else content, problems
@@ -355,9 +351,9 @@ def size_problems(folder: Path, shards: Sequence[Shard]) -> list[str]:
 
 
 def _table_problems(
-    path: Path, recorded: _Table | None, shape: tuple[int, ...] = (), dtype: np.dtype | None = None
+    path: Path, recorded: _Table, shape: tuple[int, ...] = (), dtype: np.dtype | None = None
 ) -> list[str]:
-    """Return the problems of a table. Indexes of older releases record no digest for it."""
+    """Return the problems of a table; `names.bin` has no shape."""
     try:
         if dtype is not None:
             rows = _mapped(path)
@@ -365,9 +361,9 @@ def _table_problems(
                 held, wanted = rows.dtype.names or rows.dtype, dtype.names or dtype
                 return [f"{path.name} holds {rows.shape} rows of {held}, should hold {shape} of {wanted}"]
         num_bytes = path.stat().st_size
-        if recorded is not None and num_bytes != recorded.num_bytes:
+        if num_bytes != recorded.num_bytes:
             return [f"{path.name} has {num_bytes} bytes, should have {recorded.num_bytes}"]
-        if recorded is None or num_bytes > VERIFIED_ON_OPEN:
+        if num_bytes > VERIFIED_ON_OPEN:
             return []
         sha256 = table_sha256(path)
     except FileNotFoundError:

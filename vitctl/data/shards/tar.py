@@ -386,14 +386,12 @@ def read_shard(path: Path, fields: Fields = Fields(), *, ends: bool = False) -> 
     if any(sample.label is None for _, sample in samples):
         labels = pad_labels([_labels(sample) or () for _, sample in samples])
     rows = np.array([row for row, _ in samples], ROW)
-    keys = joined(_key(sample) for _, sample in samples)
+    # As `stored_key` returns them: only our keys are escaped.
+    keys = joined(
+        unescape_key(sample.key) if sample.image and sample.image.uname == _WRITER else sample.key
+        for _, sample in samples
+    )
     return Scan(rows, labels, digest, num_bytes, keys, class_names, tuple(others), bool(names))
-
-
-def _key(sample: _Sample) -> str:
-    """Return what `stored_key` returns of the image's header."""
-    is_ours = sample.image is not None and sample.image.uname == _WRITER
-    return unescape_key(sample.key) if is_ours else sample.key
 
 
 def joined(keys: Iterable[str]) -> bytes:

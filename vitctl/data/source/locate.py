@@ -357,14 +357,28 @@ def _index_list(paths: Sequence[Path], fields: Fields) -> Path:
         the folder of the index.
 
     Raises:
-        DataError: as `index_shards`; or a shard does not exist.
+        DataError: as `index_shards`; or the cache is read-only.
     """
-    if missing := [path for path in paths if not path.exists()]:
-        raise DataError(missing[0], "no such file")
     given = "" if fields == Fields() else repr(fields)
     folder = _cached_index(repr([(str(path.resolve()), file_state(path)) for path in paths]) + given)
-    if not (folder / INDEX_FILE).exists():
-        _index_once(folder, paths, fields)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / INDEX_FILE).exists():
+            with open_lock(folder / _LOCK) as lock:  # one process does it, and others wait
+                lock_alone(lock.fileno(), folder, error=DataError, seconds=math.inf)
+                try:
+                    if not (folder / INDEX_FILE).exists():
+                        _index(folder, paths, fields)
+                finally:
+                    (folder / _LOCK).unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+        raise DataError(
+            paths[0].parent,
+            f"its shards have no index, and none can be written to {folder} ({error.strerror})",
+            "set VITCTL_CACHE to a folder that can be written",
+        ) from None
     with suppress(OSError):  # when it was used last
         os.utime(folder / INDEX_FILE)
     return folder
@@ -384,27 +398,6 @@ def _check_one_split(folder: Path, paths: Sequence[Path]) -> None:
             f"give the shards of one split, e.g. '{folder}/NAME-{{0000..1023}}.tar', or index each "
             "with `vitctl data index 'SHARDS' --out NEW/train`, then --data NEW",
         )
-
-
-def _index_once(folder: Path, paths: Sequence[Path], fields: Fields) -> None:
-    """Write the index under a lock, so that one process does it and others wait."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with open_lock(folder / _LOCK) as lock:
-            lock_alone(lock.fileno(), folder, error=DataError, seconds=math.inf)
-            try:
-                if not (folder / INDEX_FILE).exists():
-                    _index(folder, paths, fields)
-            finally:
-                (folder / _LOCK).unlink(missing_ok=True)
-    except OSError as error:
-        if error.errno not in _READ_ONLY:
-            raise
-        raise DataError(
-            paths[0].parent,
-            f"its shards have no index, and none can be written to {folder} ({error.strerror})",
-            "set VITCTL_CACHE to a folder that can be written",
-        ) from None
 
 
 def _index(folder: Path, paths: Sequence[Path], fields: Fields) -> None:

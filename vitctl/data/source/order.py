@@ -366,12 +366,16 @@ def micro_batches(
     The mixing partner of a lane's first image is the lane's last: another lane reads other shards.
     """
     own = share(batch_size, num_processes, rank)
-    parts = []
-    for first in range(own.start, own.stop, size):
-        lane = share(batch_size, num_lanes, ((first + 1) * num_lanes - 1) // batch_size)
-        before = lane[(first - lane.start - 1) % len(lane)]
-        parts.append(Part(range(first, min(first + size, own.stop)), before))
-    return tuple(parts)
+    lanes = [share(batch_size, num_lanes, lane) for lane in range(num_lanes)]
+    firsts = own[::size]
+    return tuple(
+        _part(own, first, size, lanes[((first + 1) * num_lanes - 1) // batch_size]) for first in firsts
+    )
+
+
+def _part(slots: range, first: int, size: int, lane: range) -> Part:
+    """Return up to `size` slots from the first on, whose mixing partner is the slot before it in its lane."""
+    return Part(range(first, min(first + size, slots.stop)), lane[(first - lane.start - 1) % len(lane)])
 
 
 def lanes_read(num_lanes: int, num_nodes: int) -> list[int]:
@@ -395,12 +399,9 @@ def binary_tree(nodes: Sequence[Tree]) -> Tree:
 
 
 def leaves(tree: Tree) -> range:
-    first = last = tree
-    while not isinstance(first, int):
-        first = first[0]
-    while not isinstance(last, int):
-        last = last[1]
-    return range(first, last + 1)
+    if isinstance(tree, int):
+        return range(tree, tree + 1)
+    return range(leaves(tree[0]).start, leaves(tree[1]).stop)
 
 
 def subtrees(tree: Tree, own: range) -> list[Tree]:
@@ -445,16 +446,8 @@ class Lanes:
     def leaves(self) -> tuple[tuple[Part, ...], ...]:
         """The leaves of each lane. Mixing partners stay in the lane: its first image mixes with its last."""
         lanes = map(self.lane, range(self.num_lanes))
-        return tuple(
-            tuple(
-                Part(
-                    range(first, min(first + self.leaf_images, lane.stop)),
-                    lane[(first - lane.start - 1) % len(lane)],
-                )
-                for first in range(lane.start, lane.stop, self.leaf_images)
-            )
-            for lane in lanes
-        )
+        size = self.leaf_images
+        return tuple(tuple(_part(lane, first, size, lane) for first in lane[::size]) for lane in lanes)
 
     @cached_property
     def num_leaves(self) -> int:

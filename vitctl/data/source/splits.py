@@ -17,9 +17,9 @@ from vitctl.data.shards.index import Index
 from vitctl.data.source.rows import Ranges
 from vitctl.data.source.stores import ShardSource, array_digest, open_index
 from vitctl.data.source.views import Source, concat, keys_of, sample_key, subset
-from vitctl.errors import DataError
+from vitctl.errors import DataError, refuse
 from vitctl.system import limits
-from vitctl.system.files import read_bytes, read_json, write_json
+from vitctl.system.files import parsing, read_bytes, read_json, write_json
 from vitctl.system.text import one_line
 
 TRAIN, TEST, VALIDATION = "train", "test", "validation"
@@ -195,7 +195,7 @@ def table_delimiter(path: Path, text: IO[str], fits: Callable[[list[str]], bool]
 
 def _read_column(path: Path, column: str) -> dict[str, str]:
     """Return a column of a table, keyed by its column `path`."""
-    try:
+    with parsing(path, DataError, f"cannot be read as a table with the columns path and {column}"):
         text = read_bytes(path, limits.TABLE, error=DataError).decode("utf-8-sig")
         lines = io.StringIO(text, newline="")
         delimiter = (
@@ -204,10 +204,6 @@ def _read_column(path: Path, column: str) -> dict[str, str]:
         rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
         rows.fieldnames = _column_names(rows.fieldnames or ())
         return {row["path"]: row[column] or "" for row in rows}
-    except (UnicodeDecodeError, csv.Error, KeyError) as error:
-        raise DataError(
-            path, f"cannot be read as a table with the columns path and {column} ({error})"
-        ) from None
 
 
 def _column_names(columns: Sequence[str]) -> list[str]:
@@ -310,13 +306,15 @@ def _part(text: str, sizes: Mapping[str, int], place: str) -> Part:
 
 def _boundary(limit: str, size: int, part: str, *, each: bool) -> int:
     value = round(int(limit[:-1]) * size / 100) if limit.endswith("%") else int(limit)
-    if each and (not limit.endswith("%") or abs(value) > size):
-        raise DataError(
+    refuse(
+        DataError,
+        (
+            each and (not limit.endswith("%") or abs(value) > size),
             f"split {part!r}",
             "'of each class' needs a share from -100% to 100%, e.g. train[80%: of each class]",
-        )
-    if abs(value) > size:
-        raise DataError(f"split {part!r}", f"{limit} is more than its {size} samples")
+        ),
+        (abs(value) > size, f"split {part!r}", f"{limit} is more than its {size} samples"),
+    )
     return value + size if value < 0 else value
 
 

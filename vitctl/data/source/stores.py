@@ -106,9 +106,7 @@ class ShardSource:
         return key
 
     def keys(self, samples: np.ndarray | None = None) -> list[str]:
-        """Return the keys of the given samples, or of all: from the index, or from shards if it is older."""
-        if NAMES not in self.index.tables:
-            return [self.key(int(one)) for one in (range(len(self)) if samples is None else samples)]
+        """Return the keys of the given samples, or of all, from the index."""
         names = self.index.names()
         return names if samples is None else [names[one] for one in samples]
 

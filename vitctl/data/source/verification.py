@@ -216,9 +216,9 @@ def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
     unread: dict[str, int] = {}
     for split, used in chain.from_iterable(map(used_shards, sources)):
         for name, recorded in split.index.tables.items():
-            if recorded["num_bytes"] > shard_index.VERIFIED_ON_OPEN:
+            if recorded.num_bytes > shard_index.VERIFIED_ON_OPEN:
                 path = os.path.abspath(split.index.folder / name)
-                files[path] = _File(path, recorded["num_bytes"], recorded["sha256"])
+                files[path] = _File(path, recorded.num_bytes, recorded.sha256)
         for number in used.tolist():
             shard, address = split.index.shards[number], split.index.address(number)
             is_far = is_remote(address)

@@ -259,9 +259,10 @@ def _are_counted(source: Source, num_classes: int, all_needed: bool) -> bool:
     if isinstance(source, View):
         stores = (_are_counted(store, num_classes, all_needed) for store in source.stores)
         return source.new_labels is None and all(stores)
-    counts = source.index.label_counts if isinstance(source, ShardSource) else None
-    is_same = len(source.class_names) == num_classes
-    return is_same and counts is not None and not (counts.outside or (all_needed and counts.missing))
+    if not isinstance(source, ShardSource) or len(source.class_names) != num_classes:
+        return False
+    counts = source.index.label_counts
+    return not (counts.outside or (all_needed and counts.missing))
 
 
 def label_shape(source: Source) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from vitctl.data.images.image_types import HEAD_BYTES, is_heic
 from vitctl.data.images.pixel_digest import pixel_digest, pixel_notes
 from vitctl.data.shards.tar import NO_LABEL, pad_labels
 from vitctl.data.source.views import no_class
-from vitctl.errors import DataError
+from vitctl.errors import DataError, refuse
 from vitctl.system import limits
 from vitctl.system.files import parsing, write_csv
 from vitctl.system.pool import Done, run_each
@@ -350,12 +350,17 @@ def _check_named(looked: Mapping[str, _Split], drop: Sequence[str], keep: Sequen
     for name in (*drop, *keep):
         if name not in known:
             raise no_class(name, sorted(known))
-    if both := {*drop} & {*keep}:
-        raise DataError(f"--drop-class and --keep-class name {min(both)!r}: leave one of them out")
-    if drop and _has_several(looked):
-        raise DataError(
-            "--drop-class", "these images have several labels each", "remove the label from the table"
-        )
+    both = min({*drop} & {*keep}, default=None)
+    refuse(
+        DataError,
+        (both is not None, f"--drop-class and --keep-class name {both!r}: leave one of them out"),
+        (
+            drop and _has_several(looked),
+            "--drop-class",
+            "these images have several labels each",
+            "remove the label from the table",
+        ),
+    )
 
 
 def _has_several(looked: Mapping[str, _Split]) -> bool:

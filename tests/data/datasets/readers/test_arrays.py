@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.datasets.conftest import crc32c, example, masked, record
+from tests.data.datasets.conftest import example, record
 from tests.data.datasets.readers.test_contract import TOY_INFO, dsprites, norb, sprites
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers import arrays
@@ -21,9 +21,7 @@ from vitctl.data.datasets.readers.arrays import (
     read_norb,
     records,
 )
-from vitctl.data.datasets.vtab import TRAIN800_DIGESTS, names_digest
 from vitctl.data.images.decode import decode
-from vitctl.data.source.splits import md5_order
 from vitctl.errors import DataError
 
 
@@ -55,17 +53,6 @@ def test_dsprites__labels_equal_the_factors_of_every_row() -> None:
     np.testing.assert_array_equal(SPRITE_LABELS["location"](rows), np.floor(factors[3] / 2))
     np.testing.assert_array_equal(SPRITE_LABELS["orientation"](rows), np.floor(factors[2] / 2.5))
     assert np.bincount(SPRITE_LABELS["orientation"](np.arange(40) * 1024)).tolist() == [3, 2] * 8
-
-
-@pytest.mark.slow
-def test_dsprites__the_published_scores_of_guessing() -> None:
-    """One location has 4,541 of the 73,728 test images, one orientation 5,491: a constant answer's score."""
-    order = md5_order(range(737_280), "train")
-    assert names_digest(map(str, order[:800].tolist())) == TRAIN800_DIGESTS["dsprites-ori"]
-    assert SPRITE_LABELS["location"](order[:10]).tolist() == [0, 0, 7, 6, 7, 11, 7, 5, 6, 14]
-    test = order[663_552:]
-    assert np.bincount(SPRITE_LABELS["location"](test))[8] == 4541
-    assert np.bincount(SPRITE_LABELS["orientation"](test))[0] == 5491
 
 
 def test_read_norb__one_axis_still_has_three_lengths(tmp_path: Path) -> None:
@@ -113,10 +100,6 @@ def test_digits__pictures_are_the_scans() -> None:
         assert item.label == targets[number]
 
 
-def test_crc32c__as_published() -> None:
-    assert crc32c(b"123456789") == 0xE3069283
-
-
 def test_records__give_places_and_data(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(record(b"one") + record(b"") + record(b"three" * 99))
     found = list(records(tmp_path / "x"))
@@ -125,9 +108,8 @@ def test_records__give_places_and_data(tmp_path: Path) -> None:
     assert all(whole[offset : offset + len(data)] == data for offset, data in found)
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_parse_example__bytes_and_integers(packed: bool) -> None:
-    data = example({"image": b"\xff\xd8" * 200, "label": 5, "many": [0, 300, 2**40]}, packed=packed)
+def test_parse_example__bytes_and_integers() -> None:
+    data = example({"image": b"\xff\xd8" * 200, "label": 5, "many": [0, 300, 2**40]})
     assert parse_example(data) == {"image": [b"\xff\xd8" * 200], "label": [5], "many": [0, 300, 2**40]}
 
 
@@ -136,10 +118,8 @@ def test_parse_example__bytes_and_integers(packed: bool) -> None:
     [
         (record(b"one")[:-1], "truncated within the record at byte 12; copy it again"),
         (record(b"one")[:14], "truncated within the record at byte 12"),
-        (record(b"one") + record(b"two")[:7], "damaged or not a TFRecord file, at byte 19"),
-        (b"\x04" + record(b"one")[1:], "damaged or not a TFRecord file, at byte 0"),
-        (b"\x1f\x8b\x08 a packed file, and so on", "damaged or not a TFRecord file, at byte 0"),
-        (struct.pack("<QI", 2**40, masked(struct.pack("<Q", 2**40))), "a record of 1,099,511,627,776"),
+        (record(b"one") + record(b"two")[:7], "truncated within the record at byte 26"),
+        (b"\x1f\x8b\x08 a packed file, and so on", "a record of [0-9,]+ bytes, should be at most"),
     ],
 )
 def test_records__refuse_damage(data: bytes, message: str, tmp_path: Path) -> None:
@@ -154,7 +134,7 @@ def test_parse_example__refuses_what_is_cut_short(cut: int) -> None:
         parse_example(example({"label": 5, "filename": b"a.jpg"})[:-cut])
 
 
-@pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0d\x00\x00\x00\x00", b"\x08\x01"])
+@pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0a\x05\x01"])
 def test_parse_example__refuses_other_bytes(data: bytes) -> None:
     with pytest.raises(DataError, match="not an Example message"):
         parse_example(data)

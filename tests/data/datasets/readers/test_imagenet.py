@@ -11,12 +11,11 @@ from tests.conftest import SHARED
 from tests.data.datasets.conftest import labels, plant, tar_of
 from vitctl.data.datasets.catalog import open_originals
 from vitctl.data.datasets.known_sets import DATA_SETS
-from vitctl.data.datasets.readers import imagenet
 from vitctl.data.datasets.readers.imagenet import (
     REAL_IMAGES,
     REAL_SHA256,
+    by_validation_number,
     imagenet_validation_labels,
-    label_sets,
     read_imagenet,
     read_real,
 )
@@ -51,23 +50,9 @@ def test_read__folders_of_both_splits(tmp_path: Path) -> None:
     assert splits["train"].class_names == tuple(WNIDS)
 
 
-def test_read__flat_validation_with_the_table_of_kaggle(tmp_path: Path) -> None:
-    for name in VALIDATION:
-        plant(tmp_path / "ILSVRC/Data/CLS-LOC/val" / name)
-    boxes = f"{LAST} 1 2 3 4 {LAST} 5 6 7 8"
-    table = (
-        f"ImageId,PredictionString\nILSVRC2012_val_00000002,{boxes}\nILSVRC2012_val_00000001,{FIRST} 1 2 3 "
-        "4\n"
-    )
-    (tmp_path / "LOC_val_solution.csv").write_text(table)
-    splits = read_imagenet(tmp_path)
-    assert set(splits) == {"validation"}
-    assert labels(splits["validation"]) == {VALIDATION[0]: 0, VALIDATION[1]: 999}
-
-
 @pytest.mark.slow
 def test_read__tar_files_stay_packed(tmp_path: Path) -> None:
-    """A tar of a tar per class, one PNG named JPEG, and a tar of flat images with a list of their classes."""
+    """A tar of a tar per class, one PNG named JPEG, and a tar of flat validation images."""
     images = {
         wnid: plant(tmp_path / "image", n % 250, form="PNG" if n == 5 else "JPEG")
         for n, wnid in enumerate(WNIDS)
@@ -76,25 +61,20 @@ def test_read__tar_files_stay_packed(tmp_path: Path) -> None:
     (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(tar_of(inner))
     flat = {f"./{name}": images[WNIDS[3 + n]] for n, name in enumerate(VALIDATION)}
     (tmp_path / "ILSVRC2012_img_val.tar").write_bytes(tar_of(flat))
-    (tmp_path / "validation_synset_labels.txt").write_text(f"{WNIDS[3]}\n{WNIDS[4]}\n")
-    splits = read_imagenet(tmp_path)
+    splits = open_originals(str(tmp_path))
     assert labels(splits["train"]) == {f"{wnid}_1.JPEG": label for label, wnid in enumerate(WNIDS)}
     assert all(item.read() == images[WNIDS[item.label]] for item in splits["train"].items)
-    assert labels(splits["validation"]) == {VALIDATION[0]: 3, VALIDATION[1]: 4}
+    assert labels(splits["validation"]) == {VALIDATION[0]: 65, VALIDATION[1]: 970}
     assert splits["validation"].items[1].read() == images[WNIDS[4]]
 
 
 def test_read__refuses(tmp_path: Path) -> None:
-    for name in VALIDATION:
+    for name in (*VALIDATION, "cat.JPEG"):
         plant(tmp_path / "val" / name)
-    with pytest.raises(DataError, match=r"LOC_val_solution.csv or imagenet_2012\w+.txt or"):
+    with pytest.raises(DataError, match=r"'cat.JPEG' is not an ImageNet validation file name"):
         read_imagenet(tmp_path)
-    (tmp_path / "validation_synset_labels.txt").write_text(f"{FIRST}\n")
-    with pytest.raises(DataError, match=rf"1 lines, 2 of 2 images have no label, first {VALIDATION[0]}"):
-        read_imagenet(tmp_path)
-    (tmp_path / "validation_synset_labels.txt").write_text(f"{FIRST}\n490\n")
-    with pytest.raises(DataError, match="490 is not one of the 1,000 classes, such as n01440764"):
-        read_imagenet(tmp_path)
+    (tmp_path / "val/cat.JPEG").unlink()
+    assert labels(read_imagenet(tmp_path)["validation"]) == {VALIDATION[0]: 65, VALIDATION[1]: 970}
     (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(b"<html>" * 200)
     with pytest.raises(DataError, match="not a complete, uncompressed tar file"):
         read_imagenet(tmp_path)
@@ -103,40 +83,10 @@ def test_read__refuses(tmp_path: Path) -> None:
         read_imagenet(tmp_path)
 
 
-def test_read__a_label_list_is_in_the_order_of_the_names_not_of_the_archive(tmp_path: Path) -> None:
-    """Nothing but the archive and the list, as a folder to make shards of."""
-    names = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 1001)]
-    (tmp_path / "ILSVRC2012_img_val.tar").write_bytes(tar_of({name: name.encode() for name in names[::-1]}))
-    (tmp_path / "imagenet_2012_validation_synset_labels.txt").write_text("\n".join(WNIDS[::-1]))
-    splits = open_originals(str(tmp_path))
-    assert set(splits) == {"validation"}
-    assert labels(splits["validation"]) == {name: 999 - number for number, name in enumerate(names)}
-    assert all(item.read() == item.key.encode() for item in splits["validation"].items)
-    assert {item.size for item in splits["validation"].items} == {len(names[0])}
-
-
 def test_imagenet_validation_labels__fifty_of_each_class() -> None:
     labels = imagenet_validation_labels()
     assert labels[:5].tolist() == [65, 970, 230, 809, 516]
     assert np.bincount(labels).tolist() == [50] * 1000
-
-
-def test_imagenet__flat_validation_images_need_no_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With 1,000 images in the part of all 50,000: they must be whole, or a list is asked for."""
-    labels = np.random.default_rng(0).permutation(1000)
-    monkeypatch.setattr(imagenet, "imagenet_validation_labels", lambda: labels)
-    picture = plant(tmp_path / "one.jpg")
-    (tmp_path / "val").mkdir()
-    for number in range(1, 1001):
-        (tmp_path / f"val/ILSVRC2012_val_{number:08d}.JPEG").hardlink_to(tmp_path / "one.jpg")
-    images = read_imagenet(tmp_path)["validation"].items
-    assert [item.label for item in images] == labels.tolist()
-    assert images[0].read() == picture
-    (tmp_path / "val/ILSVRC2012_val_00000007.JPEG").unlink()
-    with pytest.raises(DataError, match=r"LOC_val_solution.csv or .* is missing"):
-        read_imagenet(tmp_path)
 
 
 SYNSETS = class_list("imagenet21k")
@@ -216,7 +166,7 @@ def test_label_sets__go_by_name_and_not_by_order() -> None:
         "ILSVRC2012_val_00000001",
         "ILSVRC2012_val_00050000_n01.JPEG",
     ]
-    assert label_sets(keys, sets) == [[292], [0], [999]]
+    assert by_validation_number(keys, sets) == [[292], [0], [999]]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +180,7 @@ def test_label_sets__go_by_name_and_not_by_order() -> None:
 )
 def test_label_sets__refuses(keys: list[str], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        label_sets(keys, [[0]] * REAL_IMAGES)
+        by_validation_number(keys, [[0]] * REAL_IMAGES)
 
 
 @pytest.mark.parametrize(

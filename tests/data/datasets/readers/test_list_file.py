@@ -74,18 +74,6 @@ def test_process__equals_the_recipe_written_out() -> None:
     assert treated.std() > 20
 
 
-def test_process__does_not_see_the_size_of_the_photograph() -> None:
-    def photograph(side: int) -> np.ndarray:
-        y, x = ((np.indices((side, side)) + 0.5) * 2 / side - 1)[:, :, :, None]
-        waves = 120 + 50 * np.sin(40 * x + np.arange(3)) * np.cos(30 * y)
-        return np.where(x * x + y * y < 0.9, waves, 0).astype(np.uint8)
-
-    small, large = treat_eye(photograph(300)).astype(int), treat_eye(photograph(900)).astype(int)
-    assert small.shape == large.shape == (540, 540, 3)
-    assert np.abs(small - large).mean() < 4
-    assert np.abs(small - 128).mean() > 20
-
-
 def test_process__a_narrow_photograph_stays_narrow() -> None:
     image = eye(400, 700, 300)
     image[200, 50] = 0

@@ -21,7 +21,6 @@ from PIL import Image
 from tests.data.conftest import encoded
 from tests.matrix import each
 from vitctl.data.datasets.catalog import open_originals, original_splits
-from vitctl.data.datasets.readers.list_file import read_lists
 from vitctl.data.datasets.readers.original_files import Archive, unpack
 from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.indexing import index_shards
@@ -482,25 +481,6 @@ def test_foreign_shards__are_read_like_the_folder_or_refused(name: str, tmp_path
         assert {source.key(n) for n in range(len(source))} == {os.path.splitext(one.path)[0] for one in own}
     assert all("lacks an image" in text or "two images" in text for text in refusals)
     assert bool(refusals) == (name in NO_SAMPLES)
-
-
-@each("name", READABLE)
-def test_lists__are_read_like_the_folder_or_refused(name: str, tmp_path: Path) -> None:
-    """A list of a known set; its classes are the folders of the images, and its words have no blanks."""
-    found = pictures(TREES[name])
-    for one in found:
-        (tmp_path / "images" / one.path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "images" / one.path).write_bytes(one.content)
-    lists = {split: f"{split}.txt" for split in {one.split for one in found}}
-    for split, file in lists.items():
-        (tmp_path / file).write_text("".join(f"{one.path}\n" for one in found if one.split == split))
-    if any(" " in one.path for one in found):
-        with pytest.raises(DataError, match="listed images are missing"):
-            read_lists(tmp_path, images="images", lists=lists, source="a set")
-        return
-    read = as_counted(read_lists(tmp_path, images="images", lists=lists, source="a set"))
-    wanted = counted((one.split, os.path.dirname(one.path), one.content) for one in found)
-    assert read == wanted
 
 
 # Labels, and the class of each image; None: refused. "" is no label.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.datasets.conftest import tar_of
 from vitctl.data.datasets.readers.original_files import (
     Archive,
     MissingOriginalsError,
@@ -84,13 +85,7 @@ def test_load_mat__a_web_page_is_no_matlab_file(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def packed_tar() -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w:gz") as tar:
-        member = tarfile.TarInfo("set/a.txt")
-        member.size = 5
-        tar.addfile(member, io.BytesIO(b"hello"))
-    return file.getvalue()
+PACKED_TAR = gzip.compress(tar_of({"set/a.txt": b"hello"}), mtime=0)
 
 
 def packed_zip(name: str = "set/a.txt", data: bytes = b"hello") -> bytes:
@@ -109,7 +104,7 @@ def fetched(tmp_path: Path, name: str, data: bytes) -> tuple[Archive, Path]:
 @pytest.mark.parametrize(
     ("name", "data", "found"),
     [
-        ("set.tgz", packed_tar(), "set/a.txt"),
+        ("set.tgz", PACKED_TAR, "set/a.txt"),
         ("set.zip", packed_zip(), "set/a.txt"),
         ("x.h5.gz", gzip.compress(b"hello", mtime=0), "x.h5"),
     ],
@@ -125,7 +120,7 @@ def test_unpack__by_the_archives_name(tmp_path: Path, name: str, data: bytes, fo
 
 
 def test_unpack__an_archive_in_an_archive(tmp_path: Path) -> None:
-    outer, path = fetched(tmp_path, "set.zip", packed_zip("in/inner.tar.gz", packed_tar()))
+    outer, path = fetched(tmp_path, "set.zip", packed_zip("in/inner.tar.gz", PACKED_TAR))
     unpack(Archive(outer.url, outer.digest, inner=("in/inner.tar.gz",)), path, tmp_path / "originals")
     assert (tmp_path / "originals/in/set/a.txt").read_bytes() == b"hello"
 

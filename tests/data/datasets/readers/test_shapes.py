@@ -22,20 +22,6 @@ def test_items__labels_are_balanced_and_in_range(task: str) -> None:
     assert len({item.key for item in items}) == 1000
 
 
-@pytest.mark.parametrize("image_size", [32, 48])
-def test_items__give_the_picture(image_size: int) -> None:
-    item = shapes.items("all", "test", 3, seed=1, image_size=image_size)[2]
-    picture = shapes.picture("all", "test", 2, seed=1, image_size=image_size)
-    assert (picture.shape, picture.dtype) == ((image_size, image_size, 3), np.uint8)
-    np.testing.assert_array_equal(decode(item.read()), picture)
-
-
-def test_picture__is_a_function_of_seed_split_and_index() -> None:
-    calls = [("train", 0, 0), ("train", 1, 0), ("train", 0, 1), ("test", 0, 0)]
-    pictures = {shapes.picture("all", *call).tobytes() for call in calls for _ in range(2)}
-    assert len(pictures) == len(calls)
-
-
 def test_scene__factors_are_within_their_classes() -> None:
     for index in range(300):
         for task in ("all", "orientation", "count"):
@@ -58,16 +44,6 @@ def test_scene__counted_shapes_do_not_cover_each_other() -> None:
             assert (np.hypot(*(others - centre).T) > 0.5).all()
 
 
-def test_picture__the_shape_is_where_and_what_the_scene_says() -> None:
-    for index in range(60):
-        (shape,) = shapes.scene("colour", "train", index, seed=3)
-        picture = shapes.picture("colour", "train", index, seed=3, image_size=64).astype(float) / 255
-        y, x = ((np.array(shape.centre) + 1) * 32).astype(int)
-        if shapes.SHAPES[shape.shape] == "crescent":  # open in the middle
-            continue
-        assert np.abs(picture[y, x] - shape.rgb).max() < 0.25
-
-
 @pytest.mark.parametrize("name", shapes.SHAPES)
 def test_fields__shapes_are_of_one_size(name: str) -> None:
     inside = shapes.FIELDS[name](X, Y) < 0
@@ -88,21 +64,28 @@ def test_fields__oriented_shapes_come_back_only_after_a_full_turn(name: str) -> 
         assert (upright & turned).sum() < 0.85 * (upright | turned).sum()
 
 
-def test_picture__pure_function_of_seed_split_index() -> None:
-    first = glyphs.glyph_picture("train", 7, seed=3)
-    assert first.shape == (32, 32, 3)
-    assert first.dtype == np.uint8
-    assert np.array_equal(first, glyphs.glyph_picture("train", 7, seed=3))
-    for other in (("train", 7, 4), ("test", 7, 3), ("train", 67, 3)):
-        assert not np.array_equal(first, glyphs.glyph_picture(*other))
+@pytest.mark.parametrize("image_size", [32, 48])
+def test_items__give_the_picture(image_size: int) -> None:
+    item = shapes.items("all", "test", 3, seed=1, image_size=image_size)[2]
+    picture = shapes.picture("all", "test", 2, seed=1, image_size=image_size)
+    assert (picture.shape, picture.dtype) == ((image_size, image_size, 3), np.uint8)
+    np.testing.assert_array_equal(decode(item.read()), picture)
 
 
-def test_items__labels_keys_and_pixels() -> None:
-    items = glyphs.glyph_items("train", 130, seed=0)
-    assert [item.label for item in items] == [n % 60 for n in range(130)]
-    assert len({item.key for item in items}) == 130
-    assert np.array_equal(decode(items[117].read()), glyphs.glyph_picture("train", 117, seed=0))
-    assert len(glyphs.GLYPH_NAMES) == glyphs.NUM_LETTERS == 60
+def test_picture__is_a_function_of_seed_split_and_index() -> None:
+    calls = [("train", 0, 0), ("train", 1, 0), ("train", 0, 1), ("test", 0, 0)]
+    pictures = {shapes.picture("all", *call).tobytes() for call in calls for _ in range(2)}
+    assert len(pictures) == len(calls)
+
+
+def test_picture__the_shape_is_where_and_what_the_scene_says() -> None:
+    for index in range(60):
+        (shape,) = shapes.scene("colour", "train", index, seed=3)
+        picture = shapes.picture("colour", "train", index, seed=3, image_size=64).astype(float) / 255
+        y, x = ((np.array(shape.centre) + 1) * 32).astype(int)
+        if shapes.SHAPES[shape.shape] == "crescent":  # open in the middle
+            continue
+        assert np.abs(picture[y, x] - shape.rgb).max() < 0.25
 
 
 def test_letters__differ_and_fill_their_square() -> None:
@@ -115,3 +98,11 @@ def test_letters__differ_and_fill_their_square() -> None:
     inks = [glyphs._ink(0.7 * strokes, 0.1, 32) for strokes in letters]
     apart = [np.abs(a - b).mean() for i, a in enumerate(inks) for b in inks[:i]]
     assert min(apart) > 0.05
+
+
+def test_glyph_picture__is_a_function_of_split_index_and_seed() -> None:
+    calls = [("train", 7, 3), ("train", 7, 4), ("test", 7, 3), ("train", 67, 3)]
+    assert len({glyphs.glyph_picture(*call).tobytes() for call in calls for _ in range(2)}) == len(calls)
+    items = glyphs.glyph_items("train", 130, seed=0)
+    assert [item.label for item in items] == [n % 60 for n in range(130)]
+    assert np.array_equal(decode(items[117].read()), glyphs.glyph_picture("train", 117, seed=0))

@@ -12,7 +12,7 @@ import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from vitctl.data.datasets.readers.original_files import (
 from vitctl.data.images.decode import encode
 from vitctl.data.source.splits import ROLES, TRAIN, md5_order
 from vitctl.data.writer.intake import Item, Originals
-from vitctl.errors import DataError
+from vitctl.errors import DataError, refuse
 from vitctl.system import limits
 from vitctl.system.files import open_regular, parsing
 
@@ -112,8 +112,7 @@ def read_pairs(path: Path) -> dict[str, Originals]:
             fix = "save images as uint8 [N, H, W, 3] and labels as integers [N]"
             raise DataError(path, f"has {shown}, should have images and labels of each split", fix)
         found = check_labels(labels, len(names), path)
-        items = row_items(found, partial(_row_png, images))
-        splits[split] = Originals(items, tuple(names), str(path), is_user_data=True)
+        splits[split] = Originals(pixel_items(images, found), tuple(names), str(path), is_user_data=True)
     if not splits:
         raise DataError(path, "has no arrays images and labels", "save them under these names")
     return splits
@@ -128,20 +127,20 @@ def read_svhn(root: Path) -> dict[str, Originals]:
 
     Keys are row numbers; the digit 0 is class 10 in the files and class 0 here.
     """
-    return {split: _svhn_split(need(root, f"{split}_32x32.mat")) for split in ("train", "test")}
-
-
-def _svhn_split(path: Path) -> Originals:
-    pixels, digits = load_mat(path, "X", "y")
-    if pixels.shape != (32, 32, 3, digits.size) or pixels.dtype != "uint8":
-        raise DataError(
-            path,
-            f"X is {pixels.dtype} {pixels.shape} for {digits.size} labels, should be uint8 (32, 32, 3, N)",
-        )
-    labels = check_labels(digits.astype(int), 11, path) % 10
-    return Originals(
-        pixel_items(pixels.transpose(3, 0, 1, 2), labels), tuple("0123456789"), "SVHN, cropped digits"
-    )
+    splits = {}
+    for split in ("train", "test"):
+        path = need(root, f"{split}_32x32.mat")
+        pixels, digits = load_mat(path, "X", "y")
+        if pixels.shape != (32, 32, 3, digits.size) or pixels.dtype != "uint8":
+            raise DataError(
+                path,
+                f"X is {pixels.dtype} {pixels.shape} for {digits.size} labels, should be uint8 "
+                "(32, 32, 3, N)",
+            )
+        labels = check_labels(digits.astype(int), 11, path) % 10
+        items = pixel_items(pixels.transpose(3, 0, 1, 2), labels)
+        splits[split] = Originals(items, tuple("0123456789"), "SVHN, cropped digits")
+    return splits
 
 
 def read_patch_camelyon(root: Path) -> dict[str, Originals]:
@@ -211,10 +210,15 @@ def read_sprites(path: Path) -> np.ndarray:
         if version != (1, 0):
             raise ValueError(f"array format {version}")
         shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
-        if shape[1:] != (_SPRITE_SIDE, _SPRITE_SIDE) or by_columns or dtype != np.uint8:
-            raise ValueError(f"imgs is {dtype} {shape}, should be uint8 (N, {_SPRITE_SIDE}, {_SPRITE_SIDE})")
-        if shape[0] > _MAX_SPRITES:
-            raise ValueError(f"{shape[0]:,} images, there are {_MAX_SPRITES:,}")
+        sides = _SPRITE_SIDE, _SPRITE_SIDE
+        refuse(
+            ValueError,
+            (
+                shape[1:] != sides or by_columns or dtype != np.uint8,
+                f"imgs is {dtype} {shape}, should be uint8 (N, {_SPRITE_SIDE}, {_SPRITE_SIDE})",
+            ),
+            (shape[0] > _MAX_SPRITES, f"{shape[0]:,} images, there are {_MAX_SPRITES:,}"),
+        )
         pieces = []
         for _ in range(0, shape[0], _SPRITES_AT_ONCE):
             pixels = np.frombuffer(file.read(_SPRITES_AT_ONCE * _SPRITE_SIDE**2), np.uint8)
@@ -234,21 +238,21 @@ _NORB_TYPES: dict[int, np.dtype[Any]] = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54:
 
 def read_smallnorb(root: Path, task: str) -> dict[str, Originals]:
     """Read smallNORB's left camera for the task `azimuth` or `elevation`; keys are row numbers."""
-    return {split: _norb_split(root, stem, task) for split, stem in NORB_STEMS.items()}
-
-
-def _norb_split(root: Path, stem: str, task: str) -> Originals:
-    images, targets = (need(root, f"{stem}-{part}.mat", f"{stem}-{part}.mat.gz") for part in ("dat", "info"))
-    pixels, info = read_norb(images), read_norb(targets)
-    if pixels.shape[1:] != (2, 96, 96) or info.shape != (len(pixels), 4):
-        raise DataError(
-            root, f"images are {pixels.shape} and info {info.shape}, should be (N, 2, 96, 96) and (N, 4)"
-        )
-    labels = {"azimuth": info[:, 2] // 2, "elevation": info[:, 1]}[task]
     degrees = {"azimuth": range(0, 360, 20), "elevation": range(30, 75, 5)}[task]
-    names = tuple(f"{task} {angle} degrees" for angle in degrees)
-    items = pixel_items(pixels[:, 0], check_labels(labels, len(names), targets))
-    return Originals(items, names, f"smallNORB, {task}")
+    names, splits = tuple(f"{task} {angle} degrees" for angle in degrees), {}
+    for split, stem in NORB_STEMS.items():
+        images, targets = (
+            need(root, f"{stem}-{part}.mat", f"{stem}-{part}.mat.gz") for part in ("dat", "info")
+        )
+        pixels, info = read_norb(images), read_norb(targets)
+        if pixels.shape[1:] != (2, 96, 96) or info.shape != (len(pixels), 4):
+            raise DataError(
+                root, f"images are {pixels.shape} and info {info.shape}, should be (N, 2, 96, 96) and (N, 4)"
+            )
+        labels = {"azimuth": info[:, 2] // 2, "elevation": info[:, 1]}[task]
+        items = pixel_items(pixels[:, 0], check_labels(labels, len(names), targets))
+        splits[split] = Originals(items, names, f"smallNORB, {task}")
+    return splits
 
 
 def read_norb(path: Path) -> np.ndarray:
@@ -350,13 +354,9 @@ def unpickle(path: Path) -> dict[str, Any]:
 
     Raises DataError if the file is damaged or holds anything else.
     """
-    try:
+    with parsing(path, DataError, "not a pickle of plain data"):
         entries = _PlainData(io.BytesIO(read_bytes(path)), encoding="bytes").load()
         return {_text(name): value for name, value in entries.items()}
-    except DataError:
-        raise
-    except Exception as error:  # damaged pickles raise many types
-        raise DataError(path, f"not a pickle of plain data ({' '.join(str(error).split())})") from None
 
 
 class Bytes:
@@ -383,13 +383,9 @@ class _ByteType:
         """Do nothing: bytes have no byte order."""
 
 
-def _reconstruct(*_: object) -> Bytes:
-    return Bytes()
-
-
 _STAND_INS = {
-    "numpy.core.multiarray._reconstruct": _reconstruct,
-    "numpy._core.multiarray._reconstruct": _reconstruct,
+    "numpy.core.multiarray._reconstruct": lambda *_: Bytes(),
+    "numpy._core.multiarray._reconstruct": lambda *_: Bytes(),
     "numpy.ndarray": Bytes,
     "numpy.dtype": _ByteType,
 }
@@ -403,11 +399,64 @@ class _PlainData(pickle.Unpickler):
         return _STAND_INS[f"{module}.{name}"]
 
 
-# TFRecord files and the Example messages in them, read without TensorFlow, as DMLab needs
+# TFRecord files and the `tf.train.Example` messages in them, read without TensorFlow, as DMLab needs. A map
+# is stored as a list of entries.
 
-_DMLAB_CLASSES = tuple(f"reward sign and distance, class {number}" for number in range(6))
 _HEADER = struct.Struct("<QI")  # length, and its checksum
 _FOOTER_BYTES = 4  # checksum of the data
+
+
+@cache
+def _example_class() -> Any:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    field = descriptor_pb2.FieldDescriptorProto
+    repeated = field.LABEL_REPEATED
+    messages = {
+        "Bytes": [field(name="value", number=1, label=repeated, type=field.TYPE_BYTES)],
+        "Integers": [field(name="value", number=1, label=repeated, type=field.TYPE_INT64)],
+        "Feature": [
+            field(name="bytes", number=1, type_name=".tf.Bytes"),
+            field(name="integers", number=3, type_name=".tf.Integers"),
+        ],
+        "Entry": [
+            field(name="key", number=1, type=field.TYPE_STRING),
+            field(name="value", number=2, type_name=".tf.Feature"),
+        ],
+        "Features": [field(name="entries", number=1, label=repeated, type_name=".tf.Entry")],
+        "Example": [field(name="features", number=1, type_name=".tf.Features")],
+    }
+    types = [descriptor_pb2.DescriptorProto(name=name, field=fields) for name, fields in messages.items()]
+    file = descriptor_pb2.FileDescriptorProto(
+        name="example.proto", package="tf", syntax="proto3", message_type=types
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tf.Example"))
+
+
+def parse_example(data: bytes) -> dict[str, list[Any]]:
+    """Return the features of a `tf.train.Example`: lists of bytes or of integers."""
+    with parsing("a record", DataError, "not an Example message"):
+        entries = _example_class().FromString(data).features.entries
+        return {one.key: [*one.value.bytes.value, *one.value.integers.value] for one in entries}
+
+
+def records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield offset and data of every record."""
+    with open_regular(path, error=DataError) as file:
+        while header := file.read(_HEADER.size):
+            offset = file.tell()
+            length = _HEADER.unpack(header)[0] if len(header) == _HEADER.size else 0
+            if length > limits.RECORD:
+                raise DataError(path, f"a record of {length:,} bytes, should be at most {limits.RECORD:,}")
+            data = file.read(length)
+            if len(data) < length or len(file.read(_FOOTER_BYTES)) < _FOOTER_BYTES:
+                raise DataError(path, f"truncated within the record at byte {offset}", "copy it again")
+            yield offset, data
+
+
+_DMLAB_CLASSES = tuple(f"reward sign and distance, class {number}" for number in range(6))
 
 
 def read_dmlab(root: Path) -> dict[str, Originals]:
@@ -443,90 +492,3 @@ def _only(example: dict[str, list[Any]], name: str, path: Path) -> Any:
     if len(values) != 1:
         raise DataError(path, f"an example has {len(values)} values of '{name}', should have one")
     return values[0]
-
-
-def records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and data of every record, verifying the checksums of the lengths only."""
-    with open_regular(path, error=DataError) as file:
-        while header := file.read(_HEADER.size):
-            offset = file.tell()
-            length, checksum = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, -1)
-            if checksum != _masked_crc32c(header[:8]):
-                text = f"damaged or not a TFRecord file, at byte {offset - len(header)}"
-                raise DataError(path, text, "copy it again")
-            if length > limits.RECORD:
-                raise DataError(path, f"a record of {length:,} bytes, should be at most {limits.RECORD:,}")
-            data = file.read(length)
-            if len(data) < length or len(file.read(_FOOTER_BYTES)) < _FOOTER_BYTES:
-                raise DataError(path, f"truncated within the record at byte {offset}", "copy it again")
-            yield offset, data
-
-
-def parse_example(data: bytes) -> dict[str, list[Any]]:
-    """Return the features of a `tf.train.Example`: lists of bytes or of integers; floats are left out."""
-    try:
-        features: dict[str, list[Any]] = {}
-        for _, group in _fields(memoryview(data)):
-            for _, entry in _fields(group):
-                pair = dict(_fields(entry))
-                name, kinds = bytes(pair[1]).decode(), dict(_fields(pair.get(2, memoryview(b""))))
-                if 1 in kinds:
-                    features[name] = [bytes(value) for _, value in _fields(kinds[1])]
-                elif 3 in kinds:
-                    features[name] = list(_integers(kinds[3]))
-        return features
-    except (IndexError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"not an Example message ({type(error).__name__}: {error})") from None
-
-
-def _integers(message: memoryview) -> Iterator[int]:
-    """Yield the values of an Int64List, packed or not."""
-    for _, value in _fields(message):
-        if isinstance(value, int):
-            yield value
-            continue
-        place = 0
-        while place < len(value):
-            number, place = _varint(value, place)
-            yield number
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a protocol buffer: number and value, an integer or bytes."""
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
-        if tag & 7 == 0:
-            value, place = _varint(message, place)
-            yield tag >> 3, value
-        elif tag & 7 == 2:
-            length, place = _varint(message, place)
-            if place + length > len(message):
-                raise ValueError("a field runs over the end")
-            yield tag >> 3, message[place : place + length]
-            place += length
-        else:
-            raise ValueError(f"wire type {tag & 7}")
-
-
-def _varint(message: memoryview, place: int) -> tuple[int, int]:
-    """Return the integer at a place, seven bits to a byte, and the place after it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = message[place]
-        place += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, place
-    raise ValueError("an integer of more than 64 bits")
-
-
-def _masked_crc32c(data: bytes) -> int:
-    """Return TFRecord's checksum: CRC-32C, rotated by 15 bits, plus a constant."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return (crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8 & 0xFFFFFFFF

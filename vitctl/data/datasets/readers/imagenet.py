@@ -3,14 +3,13 @@
 ImageNet ReaL: new labels for the validation images, with every class that is visible in them, or none.
 """
 
-import csv
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -33,22 +32,14 @@ from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
 from vitctl.system.files import leads_out, parse_json, parsing, read_json
 
-_LABEL_ARCHIVE = (
-    "LOC_val_solution.csv of Kaggle, or a text file with the wnid of each validation image in the order of "
-    "their names"
-)
-_WNID = re.compile(r"n\d{8}")
+_IN_WNID = re.compile(r"n\d{8}/")
+Value = TypeVar("Value")
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
 _PLACES = {
     "train": ("train", f"{_KAGGLE}/train", "ILSVRC2012_img_train.tar"),
     "validation": ("val", "validation", f"{_KAGGLE}/val", "ILSVRC2012_img_val.tar"),
 }
 _ALL_PLACES = tuple(place for places in _PLACES.values() for place in places)
-_LABEL_LISTS = (
-    "LOC_val_solution.csv",
-    "imagenet_2012_validation_synset_labels.txt",
-    "validation_synset_labels.txt",
-)
 
 
 def is_imagenet(folder: Path) -> bool:
@@ -64,9 +55,7 @@ def read_imagenet(root: Path) -> dict[str, Originals]:
     Args:
         root: holds one of `train/<wnid>/`, `ILSVRC/Data/CLS-LOC/train/<wnid>/`, `ILSVRC2012_img_train.tar`,
             or of `val/<wnid>/`, `val/` flat, `ILSVRC/Data/CLS-LOC/val/`, `ILSVRC2012_img_val.tar`, or of
-            both. Labels of flat images come from `LOC_val_solution.csv` or
-            `[imagenet_2012_]validation_synset_labels.txt`; if neither is there, but all 50,000 images are,
-            from the list that comes with vitctl.
+            both. Flat validation images are labelled by their numbers, with the list that comes with vitctl.
     """
     images = {}
     for split, names in _PLACES.items():
@@ -80,30 +69,26 @@ def read_imagenet(root: Path) -> dict[str, Originals]:
     most = max(folders, key=len)
     if most and len(most) < len(wnids):
         raise DataError(root, f"{len(most):,} class folders, should be {len(wnids):,}", "unpack it again")
-    return {split: _split(root, found, wnids) for split, found in images.items()}
+    splits = {}
+    for split, found in images.items():
+        given = [item.key.rpartition("/")[0] for item in found]
+        if not all(given):
+            given = by_validation_number((item.key for item in found), validation_wnids())
+        splits[split] = _of_wnids(found, given, wnids, root, "ImageNet, ILSVRC 2012")
+    return splits
 
 
 def _images(place: Path) -> list[Item]:
     """Return a split's images without labels, keyed by `<wnid>/<file>` or, if they lie flat, by `<file>`."""
     if place.suffix == ".tar":
         packed = [item for item in archive_items(place) if Path(item.key).suffix.lower() in IMAGE_SUFFIXES]
-        return [replace(item, key=_short_key(item.key)) for item in packed]
+        return [
+            item if _IN_WNID.match(item.key) else replace(item, key=Path(item.key).name) for item in packed
+        ]
     folders = sorted(path.name for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
     names = [f"{folder}/{file}" for folder in folders for file in image_names(place / folder, IMAGE_SUFFIXES)]
     names = names or image_names(place, IMAGE_SUFFIXES)
     return file_items(place, names, [-1] * len(names))
-
-
-def _short_key(key: str) -> str:
-    """Shorten a path in an archive to `<wnid>/<file>`, or to `<file>` if its folder is not a wnid."""
-    folder, file = key.partition("/")[0], key.rpartition("/")[2]
-    return f"{folder}/{file}" if _WNID.fullmatch(folder) else file
-
-
-def _split(root: Path, images: list[Item], wnids: tuple[str, ...]) -> Originals:
-    folders = [item.key.rpartition("/")[0] for item in images]
-    given = folders if all(folders) else _listed_wnids(root, images)
-    return _of_wnids(images, given, wnids, root, "ImageNet, ILSVRC 2012")
 
 
 def _of_wnids(
@@ -118,40 +103,10 @@ def _of_wnids(
     return Originals(items, wnids, source)
 
 
-def _listed_wnids(root: Path, images: list[Item]) -> list[str]:
-    """Return the wnid of every flat image."""
-    listed = _label_list(root, images)
-    absent = [item.key for item in images if Path(item.key).stem not in listed]
-    if absent:
-        path = need(root, *_LABEL_LISTS, archive=_LABEL_ARCHIVE)
-        num_lines = len(read_lines(path))
-        raise DataError(
-            path,
-            f"{num_lines:,} lines, {len(absent):,} of {len(images):,} images have no label, first "
-            f"{absent[0]}",
-        )
-    return [listed[Path(item.key).stem] for item in images]
-
-
-def _label_list(root: Path, images: list[Item]) -> Mapping[str, str]:
-    """Map image names without suffix to wnids, by the first of three sources; empty if none fits.
-
-    Kaggle's table goes by name, a list by the order of the names; the list that comes with vitctl is for all
-    50,000 validation images.
-    """
-    path = next((root / name for name in _LABEL_LISTS if (root / name).is_file()), None)
-    names = sorted(Path(item.key).name for item in images)
-    if path is None:
-        wnids = class_list("imagenet")
-        labels = enumerate(imagenet_validation_labels(), start=1)
-        known = {f"ILSVRC2012_val_{number:08d}": wnids[label] for number, label in labels}
-        return known if {Path(name).stem for name in names} == known.keys() else {}
-    lines = read_lines(path)
-    if path.suffix == ".csv":
-        return {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(lines)}
-    if len(lines) != len(names):
-        return {}
-    return dict(zip((Path(name).stem for name in names), lines, strict=True))
+def validation_wnids() -> list[str]:
+    """Return the wnids of ILSVRC2012_val_00000001.JPEG to 00050000."""
+    wnids = class_list("imagenet")
+    return [wnids[label] for label in imagenet_validation_labels().tolist()]
 
 
 def imagenet_validation_labels() -> np.ndarray:
@@ -285,14 +240,12 @@ def _objectnet_names(mappings: Path) -> dict[str, str]:
     words = read_lines(mappings / "imagenet_to_label_2012_v2")
     wnids = class_list("imagenet")
     names = {}
-    try:
+    with parsing(mappings, DataError, "the mappings do not match"):
         by_words = {words[old]: wnids[int(new)] for new, old in old_numbers.items()}
         for folder, name in sorted(folder_names.items()):
             if name in to_imagenet:
                 shared = sorted(by_words[imagenet] for imagenet in to_imagenet[name].split("; "))
                 names[folder] = f"{name} ({' '.join(shared)})"
-    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(mappings, f"the mappings do not match ({type(error).__name__}: {error})") from None
     if len(names) != _OBJECTNET_CLASSES:
         raise DataError(
             mappings, f"{len(names)} classes are shared with ImageNet, should be {_OBJECTNET_CLASSES}"
@@ -342,27 +295,27 @@ def read_real(path: Path) -> list[list[int]]:
     return sets
 
 
-def label_sets(keys: Iterable[str], sets: list[list[int]]) -> list[list[int]]:
-    """Return the label set of each image by the number in its name.
+def by_validation_number(keys: Iterable[str], values: Sequence[Value]) -> list[Value]:
+    """Return the value of each validation image, by the number in its name.
 
     Args:
         keys: such as `ILSVRC2012_val_00000293.JPEG`, optionally within a folder; in any order.
-        sets: from `read_real`.
+        values: of images 1 to 50,000.
 
     Raises DataError if a name has no such number, or two names have the same.
     """
     found: dict[int, str] = {}
     for key in keys:
         match = _VALIDATION_NUMBER.search(key)
-        if match is None or not 1 <= int(match[1]) <= len(sets):
+        if match is None or not 1 <= int(match[1]) <= len(values):
             raise DataError(
                 f"'{key}' is not an ImageNet validation file name (expected ILSVRC2012_val_00000001.JPEG); "
-                f"ReaL labels need those names"
+                f"labels go by those names"
             )
         if int(match[1]) in found:
             raise DataError(f"'{key}' and '{found[int(match[1])]}' are the same ImageNet validation image")
         found[int(match[1])] = key
-    return [sets[number - 1] for number in found]
+    return [values[number - 1] for number in found]
 
 
 def _is_label_set(labels: object) -> bool:

@@ -7,7 +7,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -328,31 +328,26 @@ def read_retinopathy(root: Path) -> dict[str, Originals]:
         "validation": (need(root, "test"), solution, "Public"),
         "test": (need(root, "test"), solution, "Private"),
     }
-    return {split: _retinopathy_split(*part) for split, part in parts.items()}
+    splits = {}
+    for split, (folder, path, usage) in parts.items():
+        rows = list(csv.DictReader(read_lines(path)))
+        columns = ("image", "level", "Usage") if usage else ("image", "level")
+        if not rows or any(row.get(name) is None for row in rows for name in columns):
+            raise DataError(path, f"every row should have the columns {', '.join(columns)}")
+        rows = [row for row in rows if not usage or row["Usage"] == usage]
+        if not rows:
+            raise DataError(path, f"no row has Usage {usage}")
+        grades = numbered_labels((row["level"] for row in rows), len(_RETINOPATHY_CLASSES), path, first=0)
+        keys = [row["image"] for row in rows]
+        photographs = file_items(folder, [f"{key}.jpeg" for key in keys], grades, keys)
+        treated = [Item(one.key, one.label, partial(_treated, one.read)) for one in photographs]
+        splits[split] = Originals(treated, _RETINOPATHY_CLASSES, "Diabetic Retinopathy, btgraham-300")
+    return splits
 
 
-def _retinopathy_split(folder: Path, path: Path, usage: str) -> Originals:
-    rows = list(csv.DictReader(read_lines(path)))
-    columns = ("image", "level", "Usage") if usage else ("image", "level")
-    if not rows or any(row.get(name) is None for row in rows for name in columns):
-        raise DataError(path, f"every row should have the columns {', '.join(columns)}")
-    rows = [row for row in rows if not usage or row["Usage"] == usage]
-    if not rows:
-        raise DataError(path, f"no row has Usage {usage}")
-    labels = numbered_labels((row["level"] for row in rows), len(_RETINOPATHY_CLASSES), path, first=0)
-    keys = [row["image"] for row in rows]
-    photographs = file_items(folder, [f"{key}.jpeg" for key in keys], labels, keys)
-    treated = [Item(item.key, item.label, partial(_treated_eye, item)) for item in photographs]
-    return Originals(treated, _RETINOPATHY_CLASSES, "Diabetic Retinopathy, btgraham-300")
-
-
-def _treated_eye(photograph: Item) -> bytes:
-    return treat_jpeg(photograph.read())
-
-
-def treat_jpeg(data: bytes) -> bytes:
+def _treated(photograph: Callable[[], bytes]) -> bytes:
     """Convert the bytes of a photograph to those that the benchmark stores, a JPEG of quality 72."""
-    with Image.open(io.BytesIO(data)) as image:
+    with Image.open(io.BytesIO(photograph())) as image:
         treated = treat_eye(np.asarray(image.convert("RGB")))
     return encode(Image.fromarray(treated), "JPEG", quality=_EYE_QUALITY)
 

@@ -30,7 +30,7 @@ from vitctl.data.images.image_types import is_system_file
 from vitctl.data.shards.tar import BoundedTar, check_end, open_tar
 from vitctl.data.source.splits import TABLES
 from vitctl.data.writer.intake import Item, LeftOut
-from vitctl.errors import DataError
+from vitctl.errors import DataError, refuse
 from vitctl.system import files, limits
 from vitctl.system.files import (
     atomic_write,
@@ -39,6 +39,7 @@ from vitctl.system.files import (
     leads_out,
     locked,
     open_regular,
+    parsing,
     read_json,
     write_json,
 )
@@ -214,12 +215,15 @@ def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
 
 def read_part(path: Path, offset: int, size: int) -> bytes:
     """Return `size` bytes from `offset` on. Raises DataError if that is too large or beyond the end."""
-    if offset < 0:
-        raise DataError(path, "a link to a file that is not in the archive")
-    if size > limits.IMAGE_FILE:
-        raise DataError(
-            path, f"an image of {size} bytes at byte {offset}, should have at most {limits.IMAGE_FILE}"
-        )
+    refuse(
+        DataError,
+        (offset < 0, path, "a link to a file that is not in the archive"),
+        (
+            size > limits.IMAGE_FILE,
+            path,
+            f"an image of {size} bytes at byte {offset}, should have at most {limits.IMAGE_FILE}",
+        ),
+    )
     try:
         with open_regular(path, error=DataError) as file:
             data = os.pread(file.fileno(), size, offset)
@@ -253,12 +257,8 @@ def load_mat(path: Path, *names: str) -> list[np.ndarray]:
     scipy_io = library("scipy.io")
     if (size := path.stat().st_size) > limits.TABLE:
         raise DataError(path, f"{size:,} bytes, should be at most {limits.TABLE:,}")
-    try:
+    with parsing(path, DataError, "not a MATLAB file, download it again"):
         variables = scipy_io.loadmat(path, squeeze_me=True, variable_names=names)
-    except Exception as error:  # scipy raises many types for files that are something else
-        raise DataError(
-            path, f"not a MATLAB file, download it again ({' '.join(str(error).split())})"
-        ) from None
     absent = [name for name in names if name not in variables]
     if absent:
         raise DataError(path, f"has no variable {', '.join(absent)}")
@@ -382,7 +382,8 @@ def unpacked(path: Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_suffix(".lock")):
         record = folder.with_suffix(".json")
-        if not folder.exists() or _num_files(folder) != _recorded(record):  # a cleaner of old files was here
+        recorded = read_record(record).get("files")
+        if not folder.exists() or _num_files(folder) != recorded:  # a cleaner of old files was here
             shutil.rmtree(folder, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
                 inside = Path(aside) / "all"
@@ -399,16 +400,16 @@ def unpacked(path: Path) -> Path:
     return folder
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """Return what was written down of something converted; {} if nothing, or not by vitctl."""
+    with suppress(DataError):
+        found = read_json(path, limits.INDEX, error=DataError)
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
 def _num_files(folder: Path) -> int:
     return sum(len(names) for _, _, names in os.walk(folder))
-
-
-def _recorded(record: Path) -> int:
-    """Return how many files an archive had; -1 if it is not recorded."""
-    with suppress(DataError):
-        found = read_json(record, limits.INDEX, error=DataError)
-        return int(found["files"]) if isinstance(found, dict) and isinstance(found.get("files"), int) else -1
-    return -1
 
 
 def _marker(archive: Archive, folder: Path) -> Path:
@@ -472,19 +473,25 @@ def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain:
 
     Links have escaped from Python's filter (CVE-2025-4517), so none is unpacked.
     """
-    if not is_plain:
-        raise DataError(
-            path, f"{one_line(name)} is a link or a device; image archives may hold only files and folders"
-        )
-    if leads_out(name) or has_control(name):
-        raise DataError(
-            path, f"{one_line(name)} points outside the archive, or is not a plain name; not unpacked"
-        )
-    if not 0 <= num_bytes <= most:
-        raise DataError(
+    shown = one_line(name)
+    refuse(
+        DataError,
+        (
+            not is_plain,
+            path,
+            f"{shown} is a link or a device; image archives may hold only files and folders",
+        ),
+        (
+            leads_out(name) or has_control(name),
+            path,
+            f"{shown} points outside the archive, or is not a plain name; not unpacked",
+        ),
+        (
+            not 0 <= num_bytes <= most,
             path,
             f"declares more than {_MAX_RATIO} times its packed size, plus {limits.UNPACKED:,}; not unpacked",
-        )
+        ),
+    )
     return most - num_bytes
 
 

@@ -56,20 +56,8 @@ def _heart(x: Array, y: Array) -> Array:
     )
 
 
-def _crescent(x: Array, y: Array) -> Array:
-    """Return the distance to a crescent that opens upwards."""
-    return np.asarray(np.maximum(_disc(x, y), -_disc(x, y + 0.55, 0.85)))
-
-
-def _inner_corner_normal() -> tuple[float, float]:
-    """Return the normal of the edge from a tip (1.08, 0) of the star to the corner between two tips."""
-    corner = 0.5 * np.array([np.cos(np.pi / 5), np.sin(np.pi / 5)])
-    edge = corner - np.array([1.08, 0])
-    normal = np.array([edge[1], -edge[0]]) / np.hypot(*edge)
-    return float(normal[0]), float(normal[1])
-
-
-_STAR_NORMAL = _inner_corner_normal()
+# Of the edge from a tip (1.08, 0) of the star to the corner between two tips, half as far from the middle.
+_STAR_NORMAL = 0.3989551960001989, 0.9169704202341769
 
 FIELDS: dict[str, Callable[[Array, Array], Array]] = {
     "circle": partial(_disc, radius=0.95),
@@ -77,7 +65,7 @@ FIELDS: dict[str, Callable[[Array, Array], Array]] = {
     "triangle": _triangle,
     "star": _star,
     "heart": _heart,
-    "crescent": _crescent,
+    "crescent": lambda x, y: np.asarray(np.maximum(_disc(x, y), -_disc(x, y + 0.55, 0.85))),  # opens upwards
 }
 
 SHAPES = tuple(FIELDS)
@@ -300,6 +288,7 @@ def _grid(image_size: int) -> tuple[np.ndarray, np.ndarray]:
 # letter.
 
 NUM_LETTERS = 60
+GLYPHS_SIZES = {"train": 10_000, "test": 1_000}
 GLYPH_NAMES = tuple(f"letter {number:02d}" for number in range(NUM_LETTERS))
 _ALPHABET_SEED = 2021
 _POINTS_PER_STROKE = 6

@@ -86,7 +86,7 @@ def _table_rows(path: Path, named: str) -> list[Row]:
     rows = list[Row]()
     if path.suffix.lower() in JSON_LINES:
         return _json_rows(path, named)
-    try:
+    with parsing(path, DataError, "cannot be read as a table"):
         text = io.StringIO(read_bytes(path, limits.TABLE).decode("utf-8-sig"), newline="")
         delimiter = table_delimiter(path, text, partial(_is_header, named=named))
         delimiter = delimiter or max(",;\t", key=text.getvalue().partition("\n")[0].count)
@@ -98,8 +98,6 @@ def _table_rows(path: Path, named: str) -> list[Row]:
             if None in row or not all(filled):
                 raise DataError(path, f"line {reader.line_num}: should have {len(columns)} filled columns")
             rows.append(row)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(path, f"cannot be read as a table ({error})") from None
     return rows
 
 
@@ -377,22 +375,18 @@ def _class_names(path: Path, labels: Iterable[Sequence[str]]) -> tuple[tuple[str
                 f"the label {odd[0]} is not a class number, 0 or more, or -1 for none",
                 "if it is a name, put a letter in front of all",
             )
-        names = list(_numbered(max([0, *numbers.values()]) + 1))
+        highest = max([0, *numbers.values()])
+        if highest >= limits.CLASSES:  # a label of a few digits
+            raise DataError(
+                f"a label of {highest}: {highest + 1:,} classes, should be at most {limits.CLASSES:,}"
+            )
+        names = [str(label) for label in range(highest + 1)]
     return tuple(names), numbers | {"-1": -1}
 
 
 def _label(given: Sequence[str], numbers: Mapping[str, int], *, several: bool) -> int | tuple[int, ...]:
     labels = tuple(dict.fromkeys(numbers[name] for name in given))
     return tuple(label for label in labels if label >= 0) if several else labels[0]
-
-
-def _numbered(num_classes: int) -> tuple[str, ...]:
-    """Name classes by their numbers. Raises DataError if a label of a few digits claims millions of them."""
-    if num_classes > limits.CLASSES:
-        raise DataError(
-            f"a label of {num_classes - 1}: {num_classes:,} classes, should be at most {limits.CLASSES:,}"
-        )
-    return tuple(str(label) for label in range(num_classes))
 
 
 # Parquet in Hugging Face's layout: a column of encoded images, and one of labels, whose names are in the
