@@ -18,6 +18,7 @@ from vitctl.engine.journal import (
     LOG,
     LOG_HEAD,
     MODEL,
+    MOST_STEPS,
     RECIPE,
     RECORDS,
     RESULT,
@@ -94,6 +95,12 @@ class _Origin(BaseModel):
     data_verified: DataVerified = "none"
     data_damaged: list[str] = []
     tasks: dict[str, dict[str, Any]] | None = None
+    weights_step: int | None = Field(None, ge=0, le=MOST_STEPS)
+    weights_averaged: bool = False
+    weights_sha256: str = ""
+    recipe_sha256: str = ""
+    train_sha256: str = ""
+    data_sha256: str = ""
 
 
 class _Record(BaseModel):
@@ -101,6 +108,7 @@ class _Record(BaseModel):
 
     log: str = Field("", alias="log.jsonl")
     steps: str = Field("", alias="steps.jsonl")
+    result: str = Field("", alias="result.json")
     checkpoints: dict[str, str] = {}
 
 
@@ -231,9 +239,15 @@ def read_result(folder: Path, *, own: bool = True, weights: bool = True) -> RunR
         if found.job not in _SEVERAL_SCORES and isinstance(found.metrics.get("accuracy"), dict):
             raise CheckpointError(f"accuracy of {found.job}", "should be one number")
     except (CheckpointError, ValidationError) as error:
-        said = str(error) if isinstance(error, CheckpointError) else _first_problem(error)
+        said = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_input=False, include_url=False)[0]
+            place = one_line(".".join(map(str, first["loc"]))) or "its value"
+            said = f"{place}: {first['msg'].lower()}"
         raise CheckpointError(path, f"not a valid result of vitctl ({said}){DELETE_IT}") from None
-    if own and (other := _changed_record(folder, found)):
+    ends = {name: found.record.get(name) for name in RECORDS if (folder / name).is_file()}
+    other = next((name for name, end in ends.items() if end and not begins(folder / name, end)), "")
+    if own and other:
         raise CheckpointError(
             path,
             f"{other} has not the digest that it names: one of the two was changed, or is of another run",
@@ -277,12 +291,6 @@ def _checkpoint_problem(folder: Path, result: RunResult) -> str:
     return f"{renamed[0]} says step {int(own[5:])}, so its name should be {own}" if renamed else ""
 
 
-def _changed_record(folder: Path, result: RunResult) -> str:
-    """Return the first record in a folder that does not match the result; "" if all match."""
-    ends = {name: result.record.get(name) for name in RECORDS if (folder / name).is_file()}
-    return next((name for name, end in ends.items() if end and not begins(folder / name, end)), "")
-
-
 def read_own_records(folder: Path) -> list[Record]:
     """Return the log records of a run, or of a training inside it. Raises CheckpointError if another's."""
     path, ends = folder / LOG, {_of_state(one, LOG_HEAD) for one in step_folders(folder / CHECKPOINTS)}
@@ -296,11 +304,6 @@ def read_own_records(folder: Path) -> list[Record]:
             "copy the files of this run back",
         )
     return read_records(path)
-
-
-def _first_problem(error: ValidationError) -> str:
-    first = error.errors(include_input=False, include_url=False)[0]
-    return f"{one_line('.'.join(map(str, first['loc']))) or 'its value'}: {first['msg'].lower()}"
 
 
 RUNS = Path("runs")
