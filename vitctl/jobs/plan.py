@@ -530,8 +530,6 @@ def _add_tasks(plan: ScoringPlan, recipe: Vtab) -> None:
     if recipe.data.path and not Path(recipe.data.path).is_dir():
         raise DataError(recipe.data.path, "no such folder; it should hold a folder of shards for each task")
     plan.images = [(task.name, (known_size(task.data_set, task.test) or (0, 0))[0]) for task in tasks]
-    if recipe.vtab.light:
-        return
     lengths = recipe.vtab.sweep_steps or (recipe.schedule.total_steps,)
     tried = [length for length in lengths for _ in recipe.vtab.sweep_lrs or (recipe.optimizer.lr,)]
     tried = tried if len(tried) > 1 else []
