@@ -12,7 +12,6 @@ import pytest
 from tests.conftest import TINY, batch_keys
 from vitctl.engine.checkpoint import read_checkpoint, save_checkpoint
 from vitctl.engine.journal import RECORDS, json_digest
-from vitctl.engine.log import RunLog
 from vitctl.jobs.record.result import published_digest, read_result
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
@@ -67,21 +66,6 @@ def longer(run: Path, allow: str = "schedule.total_steps", **values: Any) -> Non
     given = [Override(key, value) for key, value in (values or {"schedule.total_steps": 20}).items()]
     prepare_run(load_recipe(str(run / "recipe.toml"), given), run, allow=(allow,))
     work(run)
-
-
-def stopped_after(train: Train, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Raise an error after a step of the run "a"; its rescue saves a checkpoint."""
-    log_step = RunLog._log_step
-
-    def fails(run: RunLog, at: int, *rest: Any) -> None:
-        log_step(run, at, *rest)
-        if at == step:
-            raise ZeroDivisionError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RunLog, "_log_step", fails)
-        with pytest.raises(ZeroDivisionError):
-            train("a")
 
 
 def found(folder: Path, **options: Any) -> list[tuple[str, str]]:

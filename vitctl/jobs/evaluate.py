@@ -171,7 +171,14 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
     source = numbered_as(source, distinct(found.weights.meta.get("class_names") or ()))
     labels = {ORIGINAL: source.labels()}
     if wanted == REAL or wanted.endswith(".json"):
-        check_imagenet(source)
+        names, wnids = source.class_names, class_list("imagenet")
+        are_wnids = bool(set(names) & set(wnids))
+        if len(names) != len(wnids) or (are_wnids and names != wnids):
+            raise DataError(
+                f"ReaL labels are for ImageNet's {len(wnids):,} classes in order, but these images have "
+                f"{len(names):,} "
+                f"({', '.join(names[:3])} ...)"
+            )
         sets = read_real(root / REAL_PLACE if wanted == REAL else Path(wanted))
         labels[REAL] = padded_sets(label_sets(keys_of(source), sets))
     elif wanted not in ("", ORIGINAL):
@@ -185,18 +192,6 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
 def _first(labels: np.ndarray) -> np.ndarray:
     """Return the first label of each image, -1 for none."""
     return labels.reshape(len(labels), -1)[:, 0]
-
-
-def check_imagenet(source: Source) -> None:
-    """Raise DataError unless the classes are ImageNet's, in order, as far as their names tell."""
-    names, wnids = source.class_names, class_list("imagenet")
-    are_wnids = bool(set(names) & set(wnids))
-    if len(names) != len(wnids) or (are_wnids and names != wnids):
-        raise DataError(
-            f"ReaL labels are for ImageNet's {len(wnids):,} classes in order, but these images have "
-            f"{len(names):,} "
-            f"({', '.join(names[:3])} ...)"
-        )
 
 
 def check_found_classes(found: FoundWeights, names: Sequence[str]) -> None:

@@ -408,7 +408,9 @@ def inspect(
         rows.append(Row("all", "position_similarity", "side by side", files))
     about = {"format": "vitctl-inspect/1", **computed(runtime, attention_of(subject.model))}
     about["images"] = _about(chosen, seed)
-    _write_numbers(folder / NUMBERS, {**about, "weights": numbers})
+    text = json_text({**about, "weights": numbers}, indent=1)
+    on_one_line = _NUMBER_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
+    write_text(folder / NUMBERS, on_one_line + "\n")
     return rows
 
 
@@ -466,9 +468,3 @@ def _about(chosen: ChosenImages | None, seed: int) -> dict[str, Any]:
         "names": list(chosen.names),
         "labels": labels,
     }
-
-
-def _write_numbers(path: Path, value: Any) -> None:
-    """Write JSON with every list of numbers on one line."""
-    text = json_text(value, indent=1)
-    write_text(path, _NUMBER_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n")

@@ -30,7 +30,7 @@ from vitctl.jobs.inputs.weights import (
     transferred_model,
     weights_of,
 )
-from vitctl.jobs.lr_sweep import Scored, read_or_train
+from vitctl.jobs.lr_sweep import SWEEP, Scored, read_or_train
 from vitctl.jobs.record.result import DATA_DIGEST, RunResult, recipe_digest
 from vitctl.jobs.training import (
     WHOLE,
@@ -51,7 +51,7 @@ from vitctl.recipe.schema import Vtab, rates_in_words, rates_of
 from vitctl.system.files import write_csv
 from vitctl.system.text import count_text
 
-JOB = "vtab-task"
+JOB, TASKS = "vtab-task", "tasks"
 # Keys left out of a run's recipe digest: images and weights have their own digests, and the resolved
 # `precision` is recorded.
 _FREE = (*RESULT_NEUTRAL, "vtab.", "machine.precision", "data.path", "data.allow_partial", "weights.source")
@@ -112,19 +112,6 @@ def settings(recipe: Vtab) -> list[Setting]:
     ]
 
 
-def tune(context: SuiteContext, data: TaskData, setting: Setting) -> Score:
-    """Train on the 800 images, score on the 200: the only images that a setting may be chosen by."""
-    folder = context.run.folder / "sweep" / data.task.name / setting.name
-    seed = context.recipe.vtab.seeds[0]
-    return _fine_tuned(context, data, setting, seed, folder, ("train800", "val200"))
-
-
-def fine_tune(context: SuiteContext, data: TaskData, setting: Setting, seed: int) -> Score:
-    """Train on all 1,000 images, score on the entire test split."""
-    folder = context.run.folder / "tasks" / data.task.name / setting.name / f"seed_{seed}"
-    return _fine_tuned(context, data, setting, seed, folder, ("train", "test"))
-
-
 def score_identity(
     context: SuiteContext, recipe: Vtab, data: TaskData, train_on: str, score_on: str
 ) -> dict[str, Any]:
@@ -149,9 +136,12 @@ def score_identity(
     }
 
 
-def _fine_tuned(
-    context: SuiteContext, data: TaskData, setting: Setting, seed: int, folder: Path, splits: tuple[str, str]
+def fine_tune(
+    context: SuiteContext, data: TaskData, setting: Setting, seed: int, part: str, splits: tuple[str, str]
 ) -> Score:
+    """Train on the first of the splits and score on the second, in a folder of PART/TASK/SETTING."""
+    folder = context.run.folder / part / data.task.name / setting.name
+    folder = folder / f"seed_{seed}" if part == TASKS else folder
     length = {"total_steps": setting.total_steps, "warmup_steps": setting.warmup_steps}
     schedule = length | {"warmup_epochs": 0.0}
     recipe = context.recipe.model_copy(
@@ -276,7 +266,9 @@ def vtab(
     scores: dict[str, list[Score]] = {}
     for task in data:
         name = task.task.name
-        scores[name] = [fine_tune(context, task, chosen, seed) for seed in recipe.vtab.seeds]
+        scores[name] = [
+            fine_tune(context, task, chosen, seed, TASKS, ("train", "test")) for seed in recipe.vtab.seeds
+        ]
         values = [score.accuracy for score in scores[name]]
         journal.write(
             "task", step=0, task=name, group=task.task.group, accuracy=float(np.mean(values)), seeds=values
@@ -301,7 +293,11 @@ def _best_setting(context: SuiteContext, data: Sequence[TaskData]) -> tuple[Sett
         return tried[0], []
     rows: list[dict[str, Any]] = []
     for setting in tried:
-        accuracies = {task.task.name: tune(context, task, setting).accuracy for task in data}
+        # 200 of the 1,000 images, which the others do not train on: a setting may be chosen by no others.
+        first, splits = context.recipe.vtab.seeds[0], ("train800", "val200")
+        accuracies = {
+            task.task.name: fine_tune(context, task, setting, first, SWEEP, splits).accuracy for task in data
+        }
         mean = float(np.mean(list(accuracies.values())))
         rows.append(
             {"lr": setting.lr, "total_steps": setting.total_steps, "val200": mean, "tasks": accuracies}

@@ -183,7 +183,7 @@ def _environment(start: StartLine) -> dict[str, object]:
 
 
 class _EndError(Exception):
-    """Ends a range at its first difference."""
+    """Ends a range at its first difference, with the finding."""
 
 
 @dataclass
@@ -227,8 +227,8 @@ class _Replay:
                 micro_batches = take(batches, len(self.trainer.own))
                 result = self.trainer.train_step.update(step, micro_batches).result()
                 self._compare_step(step + 1, result, micro_batches)
-        except _EndError:
-            pass
+        except _EndError as end:
+            self.findings.append(end.args[0])
         return self.range
 
     def verdict(self, ranges: Sequence[Range]) -> Finding:
@@ -268,14 +268,10 @@ class _Replay:
                 self.findings.append(differs("replay", text))
 
     def _differs(self, step: int, text: str) -> NoReturn:
-        """Record a difference, and end this range."""
-        self.findings.append(differs("replay", f"step {step}: {text}"))
-        raise _EndError
+        raise _EndError(differs("replay", f"step {step}: {text}"))
 
     def _unproven(self, text: str) -> NoReturn:
-        """Record that steps are not proven, and end this range."""
-        self.findings.append(unproven("replay", text))
-        raise _EndError
+        raise _EndError(unproven("replay", text))
 
     def _bits_differ(self, step: int, text: str) -> None:
         """Record that bits differ, as a difference where they must agree."""

@@ -61,22 +61,6 @@ def test_fit__says_where_the_values_come_from() -> None:
     assert found.origin("schedule.decay").startswith("finetune.toml:")
 
 
-def test_fit__a_warmup_that_a_flag_opened_is_in_proportion_to_the_recipes() -> None:
-    """Pets has 100 of 500 steps."""
-    shorter = loaded(
-        "finetune_pets",
-        Override("schedule.total_steps", 50, "--steps"),
-        Override("schedule.warmup_steps", -1, "--steps, in proportion"),
-    )
-    assert fit_schedule(shorter, 3_680).recipe.schedule.warmup_steps == 10  # type: ignore[attr-defined]
-    longer = loaded(
-        "finetune_pets",
-        Override("schedule.total_steps", 5_000, "--steps"),
-        Override("schedule.warmup_steps", -1, "--steps, in proportion"),
-    )
-    assert fit_schedule(longer, 3_680).recipe.schedule.warmup_steps == 100  # type: ignore[attr-defined]
-
-
 def test_fit__a_warmup_in_epochs() -> None:
     """It stays in epochs, unless a flag changes the length; -1 leaves the choice to it."""
     s = fitted_recipe(finetune(**{"schedule.warmup_epochs": 2.0}), 1_000).schedule

@@ -1,7 +1,7 @@
 """Results and finished runs: RUN/result.json, which weights represent a run, which run is the default."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -183,11 +183,18 @@ def recipe_digest(recipe: Recipe, free: tuple[str, ...], resolved: Mapping[str, 
 
 
 def write_result(folder: Path, result: RunResult) -> RunResult:
-    """Write RUN/result.json atomically. Return the result with the digests of its records and its own."""
+    """Write RUN/result.json atomically. Return the result with the digests of its records and its own.
+
+    These are how log.jsonl and steps.jsonl end, and the digest of each checkpoint's state.
+    """
     for name in RECORDS:  # after a power failure, truncated records would not match the result
         if (folder / name).is_file():
             flush(folder / name)
-    result = replace(result, record=record_digests(folder))
+    record: dict[str, Any] = {path: end for path in RECORDS if (end := end_of(folder / path))}
+    states = {path.name: _of_state(path, "sha256") for path in sorted(step_folders(folder / CHECKPOINTS))}
+    if states := {name: digest for name, digest in states.items() if digest}:
+        record[CHECKPOINTS] = states
+    result = replace(result, record=record)
     stored = RunResult(**parse_json_text(json_text(asdict(result))))  # as a reader will parse it
     result = replace(result, record=result.record | {RESULT: published_digest(stored)})
     write_run_json(folder / RESULT, asdict(result))
@@ -199,17 +206,6 @@ def published_digest(result: RunResult) -> str:
     fields = {name: getattr(result, name) for name in ("job", "status", "metrics", "provenance", "record")}
     fields["record"] = {name: value for name, value in result.record.items() if name != RESULT}
     return json_digest(fields)
-
-
-def record_digests(folder: Path) -> dict[str, Any]:
-    """Return how log.jsonl and steps.jsonl end, and the digest of each checkpoint's state."""
-    ends = {path: end for path in RECORDS if (end := end_of(folder / path))}
-    states = {
-        path.name: digest
-        for path in sorted(step_folders(folder / CHECKPOINTS))
-        if (digest := _of_state(path, "sha256"))
-    }
-    return ends | ({CHECKPOINTS: states} if states else {})
 
 
 def _of_state(folder: Path, name: str) -> str:
@@ -504,9 +500,15 @@ def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path
         saved = read_checkpoint(step_folder(root, step), by_size=by_size)
     result = read_result(run, weights=False)
     is_known, is_done = check_own(saved, result), result is not None and result.status == "done"
-    if not pinned and how in ("last", "best"):
-        recorded = result.provenance if result is not None and is_done else {}
-        _check_recorded(run, recorded, how, saved.step, problems)
+    # The checkpoint chosen for a finished run is the one that its result describes.
+    recorded = result.provenance if result is not None and is_done and not pinned else {}
+    if recorded.get("weights_chosen") == how and recorded.get("weights_step") not in (None, saved.step):
+        why = problems[0] if problems else "its folder is gone"
+        raise CheckpointError(
+            run,
+            f"its result is of step {recorded['weights_step']}, whose checkpoint cannot be used ({why})",
+            f"restore it, or choose another checkpoint: --weights {saved.step}",
+        )
     own = logged[saved.step].number if saved.step in logged else None
     how = how if how in ("last", "best") else "step"
     return saved.folder, ChosenWeights(
@@ -548,23 +550,6 @@ def _pinned_checkpoint(run: Path, pinned: str, by_size: bool) -> "tuple[SavedChe
     return saved, problems
 
 
-def _check_recorded(
-    run: Path, recorded: Mapping[str, Any], how: str, step: int, problems: Sequence[str]
-) -> None:
-    """Check that the checkpoint chosen for a finished run is the one its result describes.
-
-    `recorded` is the result's provenance, empty for a run that is not finished.
-    """
-    if recorded.get("weights_chosen") != how or recorded.get("weights_step") in (None, step):
-        return
-    why = problems[0] if problems else "its folder is gone"
-    raise CheckpointError(
-        run,
-        f"its result is of step {recorded['weights_step']}, whose checkpoint cannot be used ({why})",
-        f"restore it, or choose another checkpoint: --weights {step}",
-    )
-
-
 def selects_best(run: Path) -> bool:
     """Return whether the best checkpoint represents a run, instead of the last."""
     evaluation: Any = None
@@ -590,16 +575,6 @@ def logged_test(run: Path, step: int | None, data_sha256: str) -> "Score | None"
         if record.get("kind") == "test" and same:
             return Score.of(record)
     return None
-
-
-def logged_probes(run: Path, step: int) -> dict[str, float]:
-    """Return a training run's few-shot accuracies at a step, by name: "5-shot"."""
-    return {
-        f"{record['shots']}-shot": record["accuracy"]
-        for record in read_records(run / LOG)
-        if (record.get("kind"), record.get("step")) == ("fewshot", step)
-        and {"shots", "accuracy"} <= record.keys()
-    }
 
 
 def start_weights(job: str) -> str:
