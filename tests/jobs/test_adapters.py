@@ -191,6 +191,6 @@ def test_lora__refused_before_anything_is_written(
 
 
 def test_lora__off_is_no_key_of_a_digest_and_trains_every_weight(job: Job, tmp_path: Path) -> None:
-    assert load_recipe("finetune").recipe.lora.rank == 0  # type: ignore[attr-defined]
+    assert load_recipe("finetune").recipe.lora.rank == 0
     job("finetune")
     assert set(checkpoint(tmp_path / "run", 6)) == {"model.safetensors", "optimizer.safetensors"}

@@ -200,16 +200,3 @@ def test_fewshot__two_processes_give_the_same_features(
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
     assert do("fewshot", tmp_path / "other" / "again", **values)["metrics"] == one["metrics"]
     assert was_read(tmp_path / "other" / "again") == [True]
-
-
-def test_fewshot__features_that_cannot_be_kept_are_no_reason_to_stop(job: Job, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    kept = job("fewshot", "kept", **{"fewshot.shots": (2,)})
-    result = job("fewshot", "a", **{"fewshot.shots": (2,), "fewshot.cache": str(tmp_path / "file")})
-    assert result["metrics"] == kept["metrics"]
-    file = tmp_path / "file"
-    said = (
-        f"{file}: representations could not be cached for later runs (File exists); "
-        "choose another folder with fewshot.cache"
-    )
-    assert [line["text"] for line in records(tmp_path / "a", "warning")] == [said, said]

@@ -240,7 +240,6 @@ def test_malformed_result__is_not_a_traceback(copy: Path, odd: object) -> None:
 def test_published_digest__covers_the_result_and_is_printed_for_an_untouched_run(copy: Path) -> None:
     [(_, text)] = said(copy, "digest")
     result = read_result(copy)
-    assert result is not None
     assert text.startswith(published_digest(result))
     assert result.record["result.json"] == published_digest(result)
     put("other words", "error")(copy)
