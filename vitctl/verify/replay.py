@@ -110,21 +110,18 @@ def replay(
     The rest is not proven. `era` contains the steps, and `ranges` are ascending.
     """
     words = ", ".join(f"{first} to {last}" for first, last in ranges)
-    if problem := _not_repeatable(rerun.folder, steps, era, ranges[0][0]):
+    saved, problem = newest_before(rerun.folder, ranges[0][0]), ""
+    changed = identity_differences(era.start.made_of.model_dump(), steps.starts[-1].made_of.model_dump())
+    if era.first > 1 and (saved is None or saved.step < era.first - 1):
+        problem = f"no checkpoint is kept of step {era.first - 1}, where they began in another way"
+    elif changed:
+        problem = f"made with another recipe: {'; '.join(text for _, text in changed)}"
+    if problem:
         return [unproven("replay", f"steps {words}: {problem}")]
     try:
         return _replay(rerun, steps, ranges, progress)
     except VitctlError as error:
         return [unproven("replay", f"steps {words}: {rerun.explained(error)}")]
-
-
-def _not_repeatable(folder: Path, steps: Steps, era: Era, first: int) -> str:
-    """Return why recipe.toml and the kept checkpoints cannot repeat these steps; "" if they can."""
-    saved = newest_before(folder, first)
-    if era.first > 1 and (saved is None or saved.step < era.first - 1):
-        return f"no checkpoint is kept of step {era.first - 1}, where they began in another way"
-    changed = identity_differences(era.start.made_of.model_dump(), steps.starts[-1].made_of.model_dump())
-    return f"made with another recipe: {'; '.join(text for _, text in changed)}" if changed else ""
 
 
 def _replay(rerun: Rerun, steps: Steps, ranges: Sequence[Range], progress: Progress) -> list[Finding]:

@@ -227,15 +227,13 @@ def _check_entropy(data: TrainImages, source: Source, seed: int, schedule: Sched
 
 
 def _mean_entropy(source: Source, order: SampleOrder, num_chunks: int, size: int) -> float:
-    labels = source.labels(order.at(np.arange(num_chunks * size))[1])
-    return float(np.mean([label_entropy(chunk) for chunk in np.split(labels, num_chunks)]))
-
-
-def label_entropy(labels: np.ndarray) -> float:
-    """Return the entropy of labels, int64 `[n]` or `[n, L]`, in bits; -1 is padding."""
-    counts = np.unique(labels[labels >= 0], return_counts=True)[1]
-    shares = counts / max(1, counts.sum())
-    return float(-(shares * np.log2(shares)).sum())
+    """Return the mean entropy of the labels of the first batches, in bits; -1 is padding."""
+    labels, entropies = source.labels(order.at(np.arange(num_chunks * size))[1]), []
+    for chunk in np.split(labels, num_chunks):
+        counts = np.unique(chunk[chunk >= 0], return_counts=True)[1]
+        shares = counts / max(1, counts.sum())
+        entropies.append(-(shares * np.log2(shares)).sum())
+    return float(np.mean(entropies))
 
 
 def group_notes(data: Place, sides: Mapping[str, Source | None]) -> list[str]:
