@@ -1013,6 +1013,7 @@ class ExportRecipe(Recipe):
         )
 
 
+WeightsRecipe = Evaluate | ExportRecipe | FrozenRecipe | Finetune | Vtab
 JOBS: dict[str, type[Recipe]] = {
     "pretrain": Pretrain,
     "finetune": Finetune,

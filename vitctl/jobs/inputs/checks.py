@@ -70,6 +70,7 @@ from vitctl.recipe.schema import (
     Pretrain,
     Recipe,
     Vtab,
+    WeightsRecipe,
     frozen_places,
     lora_of,
     rates_of,
@@ -288,6 +289,20 @@ class StoredNetwork(NamedTuple):
     config: Config
     taken: str = ""
     meta: Mapping[str, Any] = MappingProxyType({})
+
+
+def network_of(recipe: WeightsRecipe, fetch: Fetch = cached) -> StoredNetwork:
+    """Find the network that a recipe's [weights] means, see `find_network`."""
+    wanted = recipe.weights
+    return find_network(
+        wanted.source,
+        which=wanted.which,
+        pinned=wanted.pinned,
+        model=wanted.model,
+        job=recipe.job,
+        classifier=wanted.classifier,
+        fetch=fetch,
+    )
 
 
 def find_network(
@@ -591,17 +606,8 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
                 f"`vitctl predict SHARDS:SPLIT --from {recipe.weights.source}` prints its accuracy",
             ),
         )
-    if isinstance(recipe, Finetune | FrozenRecipe | Vtab | Evaluate | ExportRecipe):
-        chosen = recipe.weights
-        found = find_network(
-            chosen.source,
-            which=chosen.which,
-            pinned=chosen.pinned,
-            model=chosen.model,
-            job=recipe.job,
-            classifier=chosen.classifier,
-            fetch=fetch,
-        )
+    if isinstance(recipe, WeightsRecipe):
+        found = network_of(recipe, fetch)
         if isinstance(recipe, Finetune):
             at_size(recipe.data, found.config.image_size)
         if isinstance(recipe, Finetune | Vtab):
