@@ -316,10 +316,12 @@ def training_result(
     if scored is not None and score is not None:
         metrics |= baselines(scored.labels(), len(scored.class_names))
         metrics["accuracy_interval"] = wilson(score.correct, score.total)
-    probes = [record for record in read_records(run_dir / LOG) if record.get("kind") == "fewshot"]
-    for record in probes:
-        if record.get("step") == chosen.step is not None and {"shots", "accuracy"} <= record.keys():
-            metrics[f"{record['shots']}-shot"] = record["accuracy"]
+    metrics |= {
+        f"{record['shots']}-shot": record["accuracy"]
+        for record in read_records(run_dir / LOG)
+        if (record.get("kind"), record.get("step")) == ("fewshot", chosen.step)
+        and {"shots", "accuracy"} <= record.keys()
+    }
     if tested := used.get("test"):
         test = logged_test(run_dir, chosen.step, tested["data_sha256"])
         assert test is not None

@@ -241,9 +241,8 @@ def read_result(folder: Path, *, own: bool = True, weights: bool = True) -> RunR
             place = one_line(".".join(map(str, first["loc"]))) or "its value"
             said = f"{place}: {first['msg'].lower()}"
         raise CheckpointError(path, f"not a valid result of vitctl ({said}){DELETE_IT}") from None
-    ends = {name: found.record.get(name) for name in RECORDS if (folder / name).is_file()}
-    other = next((name for name, end in ends.items() if end and not begins(folder / name, end)), "")
-    if own and other:
+    ends = {name: found.record.get(name) for name in RECORDS if own and (folder / name).is_file()}
+    if other := next((name for name, end in ends.items() if end and not begins(folder / name, end)), ""):
         raise CheckpointError(
             path,
             f"{other} has not the digest that it names: one of the two was changed, or is of another run",
