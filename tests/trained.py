@@ -3,19 +3,22 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
 
-from tests.conftest import SHORT, TINY
+from tests.conftest import SHORT, TINY, started
 from vitctl.data.datasets import catalog
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.datasets.vtab import MINI
 from vitctl.data.datasets.vtab_images import open_task
 from vitctl.data.writer.shard_writer import write_split
+from vitctl.engine.log import RunLog
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
@@ -30,7 +33,37 @@ def do(recipe: str | Path, folder: Path, **values: Any) -> dict[str, Any]:
     """Run a recipe in this process and return its result.json."""
     prepare_run(load_recipe(str(recipe), [Override(key, value) for key, value in values.items()]), folder)
     work(folder)
+    return result_of(folder)
+
+
+def result_of(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "result.json").read_text()))
+
+
+def finetuned(num_processes: int, folder: Path, start: Path, data: Path, **values: Any) -> None:
+    """Run `vitctl finetune` in several processes."""
+    given = {"machine.processes": num_processes, "weights.source": start, "data.path": data, **values}
+    sets = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
+    line = [sys.executable, "-m", "vitctl", "finetune", "--out", str(folder), *sets]
+    shown = folder.with_name(f"{folder.name}.txt")
+    codes = [process.wait(timeout=240) for process in started(line, shown, num_processes)]
+    assert set(codes) == {0}, shown.read_text()
+
+
+@contextmanager
+def crash_after(step: int) -> Iterator[None]:
+    """Raise an error after a step of the trainings in the block; their rescue saves a checkpoint."""
+    log_step = RunLog._log_step
+
+    def fails(log: RunLog, at: int, *rest: Any) -> None:
+        log_step(log, at, *rest)
+        if at == step:
+            raise ZeroDivisionError
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RunLog, "_log_step", fails)
+        with pytest.raises(ZeroDivisionError):
+            yield
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

@@ -49,7 +49,6 @@ def expected_attentions(name: str) -> tuple[Model, Tensor, list[Array]]:
 def _numpy_attentions(model: Model, images: Tensor) -> Iterator[Array]:
     """Of each layer, over all tokens `[B, H, N, N]`."""
     config = model.config
-    assert isinstance(config, ViTConfig)
     w = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
     pixels = images.numpy()
     if "backbone.root.conv.weight" in w:

@@ -63,7 +63,6 @@ def test_filters__see_three_colours_in_every_family(name: str) -> None:
 def test_similarity__of_patches_equals_loops(name: str) -> None:
     model = noisy_model(TRANSFORMERS[name])
     tables = patch_positions(model)
-    assert tables is not None
     rows, columns = model.config.grid
     state = model.state_dict()
     assert tables.shape == (2 if name == "every layer" else 1, rows * columns, 24)

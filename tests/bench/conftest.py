@@ -16,11 +16,7 @@ from vitctl.recipe.schema import Pretrain
 
 def tiny_recipe(**values: Any) -> Pretrain:
     """Return the tiny recipe with some values, without scores."""
-    recipe = load_recipe(str(TINY), list(values.items())).recipe
-    assert isinstance(recipe, Pretrain)
-    recipe = without_extras(recipe)  # type: ignore[assignment]
-    assert isinstance(recipe, Pretrain)
-    return recipe
+    return without_extras(load_recipe(str(TINY), list(values.items())).recipe)
 
 
 @pytest.fixture(autouse=True)

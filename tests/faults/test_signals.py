@@ -202,11 +202,6 @@ JOBS: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
     "evaluate": (("evaluate", "--set", "evaluation.batch_size=5"), (evaluation, "stop_together", 3), INT),
     "fewshot, features": (("fewshot", "--shots", "1,2"), (training, "representations", 2), TERM),
     "fewshot, solve": (("fewshot", "--shots", "1,2"), (fewshot, "score_draw", 2), USR1),
-    "vtab, light": (
-        ("vtab", "--suite", "mini", "--task", "digits", "--light"),
-        (training, "representations", 3),
-        TERM,
-    ),
     "finetune": (("finetune", "--steps", "4", *FEW), (update.TrainStep, "_apply", 3), INT),
 }
 

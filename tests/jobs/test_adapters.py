@@ -1,8 +1,6 @@
 """finetune with [lora]: the same bytes however it is run, plain weights for everyone, adapters for peft."""
 
-import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import TINY, checkpoint, started, stored
-from tests.trained import CPU, SMALL, Job, do, made_once
+from tests.conftest import TINY, checkpoint, stored
+from tests.trained import CPU, SMALL, Job, crash_after, do, finetuned, made_once, result_of
 from vitctl import load_model
-from vitctl.engine.log import RunLog
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.launch.worker import work
 from vitctl.models.weights.meta import distinct
@@ -35,6 +32,7 @@ LORA: dict[str, Any] = {
     "checkpoint.every_steps": 2,
     "evaluation.every_steps": 3,
 }
+IN_SEVERAL = {**LORA, "lora.targets": '["q", "v", "fc2"]'}  # on the command line
 LANES = {"schedule.lanes": 4, "schedule.leaf_images": 2}
 
 
@@ -52,14 +50,9 @@ def tuned(body: Path, tiny_data: Path, tmp_path_factory: pytest.TempPathFactory)
     return made_once(tmp_path_factory, "lora", lambda folder: do("finetune", folder, **values))
 
 
-def result(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return found
-
-
 @pytest.mark.slow
 def test_lora__weights_are_those_of_a_plain_network(tuned: Path, body: Path) -> None:
-    used = result(tuned)["provenance"]
+    used = result_of(tuned)["provenance"]
     folder = tuned / "checkpoints" / "step_00000006"
     weights = read_weights(folder / "ema.safetensors")
     start = read_weights(body / "checkpoints" / "step_00000020")  # in float64
@@ -90,7 +83,7 @@ def test_lora__the_scored_network_is_the_stored_one(tuned: Path, tiny_data: Path
         "score",
         **{"weights.source": str(tuned), "machine.precision": "float32", "data.path": str(tiny_data)},
     )
-    before = result(tuned)
+    before = result_of(tuned)
     assert here["provenance"]["weights_sha256"] == before["provenance"]["weights_sha256"]
     assert (here["metrics"]["correct"], here["metrics"]["total"]) == (before["metrics"]["correct"], 23)
     findings = [one for _, one in verify(tuned, steps="all", scores=True)]
@@ -107,26 +100,15 @@ def test_lora__verify_needs_the_start_weights_for_a_score(job: Job, body: Path, 
     assert (found.state, found.text.endswith("; --from START names another place")) == ("not proven", True)
 
 
-def several(folder: Path, data: Path, body: Path, num_processes: int, **more: Any) -> None:
-    """Run it in several processes."""
-    values = {**LORA, "data.path": data, "weights.source": body, "machine.processes": num_processes}
-    values |= {"lora.targets": '["q", "v", "fc2"]', **more}
-    sets = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-    line = [sys.executable, "-m", "vitctl", "finetune", "--out", str(folder), *sets]
-    shown = folder.with_suffix(".txt")
-    codes = [process.wait(timeout=240) for process in started(line, shown, num_processes)]
-    assert set(codes) == {0}, shown.read_text()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_lanes__any_number_of_processes_gives_the_same_bytes(
     tuned: Path, body: Path, tiny_data: Path, tmp_path: Path, num_processes: int
 ) -> None:
-    several(tmp_path / "several", tiny_data, body, num_processes, **LANES)
+    finetuned(num_processes, tmp_path / "several", body, tiny_data, **IN_SEVERAL, **LANES)
     assert checkpoint(tmp_path / "several", 6) == checkpoint(tuned, 6)
     assert {"lora.safetensors", "lora_ema.safetensors"} < set(checkpoint(tuned, 6))
-    assert result(tmp_path / "several")["metrics"] == result(tuned)["metrics"]
+    assert result_of(tmp_path / "several")["metrics"] == result_of(tuned)["metrics"]
 
 
 @pytest.mark.slow
@@ -134,27 +116,17 @@ def test_sharded__merges_and_trains_the_same_weights(
     body: Path, tiny_data: Path, job: Job, tmp_path: Path
 ) -> None:
     job("finetune", "one", **{**LORA, "weights.source": str(body), "lora.dropout": 0.0})
-    several(tmp_path / "two", tiny_data, body, 2, **{"lora.dropout": 0.0, "machine.sharding": "fsdp"})
+    values = {**IN_SEVERAL, "lora.dropout": 0.0, "machine.sharding": "fsdp"}
+    finetuned(2, tmp_path / "two", body, tiny_data, **values)
     torch.testing.assert_close(stored(tmp_path / "two", 6), stored(tmp_path / "one", 6), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("more", [{}, pytest.param(LANES, marks=pytest.mark.slow)], ids=["", "lanes"])
-def test_resume__gives_the_same_bytes(
-    job: Job, body: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
-) -> None:
+def test_resume__gives_the_same_bytes(job: Job, body: Path, tmp_path: Path, more: dict[str, Any]) -> None:
     values = {**LORA, **more, "weights.source": str(body)}
     job("finetune", "whole", **values)
-    log_step = RunLog._log_step
-
-    def fails(trainer: RunLog, at: int, *rest: Any) -> None:
-        log_step(trainer, at, *rest)
-        if at == 3:
-            raise ZeroDivisionError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RunLog, "_log_step", fails)
-        with pytest.raises(ZeroDivisionError):
-            job("finetune", **values)
+    with crash_after(3):
+        job("finetune", **values)
     assert (tmp_path / "run" / "checkpoints" / "step_00000002" / "lora.safetensors").exists()
     work(tmp_path / "run")
     assert checkpoint(tmp_path / "run", 6) == checkpoint(tmp_path / "whole", 6)
@@ -219,6 +191,6 @@ def test_lora__refused_before_anything_is_written(
 
 
 def test_lora__off_is_no_key_of_a_digest_and_trains_every_weight(job: Job, tmp_path: Path) -> None:
-    assert load_recipe("finetune").recipe.lora.rank == 0  # type: ignore[attr-defined]
+    assert load_recipe("finetune").recipe.lora.rank == 0
     job("finetune")
     assert set(checkpoint(tmp_path / "run", 6)) == {"model.safetensors", "optimizer.safetensors"}

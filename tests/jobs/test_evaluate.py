@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import f1_score
 
-from tests.matrix import each, slow
+from tests.matrix import each
 from tests.trained import Job
 from vitctl import load_classifier, open_split
 from vitctl.data.shards.index import read_index
@@ -39,7 +39,6 @@ from vitctl.jobs.record.answer_table import (
 )
 from vitctl.models.weights.weights_file import read_weights
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.recipe.schema import Evaluate
 
 
 def test_evaluate__the_averaged_weights_give_the_accuracy_of_their_run(
@@ -51,14 +50,6 @@ def test_evaluate__the_averaged_weights_give_the_accuracy_of_their_run(
     assert trained["metrics"].items() < result["metrics"].items()
     assert result["provenance"]["data_sha256"] == trained["provenance"]["data_sha256"]
     assert f'"path": "{ema}"' in (tmp_path / "run" / "log.jsonl").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [1, *slow(500)])
-def test_evaluate__batch_size_does_not_matter(job: Job, batch_size: int) -> None:
-    metrics = job("evaluate", **{"evaluation.batch_size": batch_size})["metrics"]
-    assert metrics["total"] == 23
-    assert metrics == job("evaluate", "again")["metrics"]
 
 
 def test_evaluate__a_part_of_a_split_at_another_size(job: Job) -> None:
@@ -154,7 +145,6 @@ def test_evaluate__preprocessing(
     stored: dict[str, object], values: dict[str, object], expected: tuple[object, ...]
 ) -> None:
     recipe = load_recipe("evaluate", [Override(key, value) for key, value in values.items()]).recipe
-    assert isinstance(recipe, Evaluate)
     found = stored_eval_transform(recipe, stored)
     assert (found.image_size, found.method, found.resize, found.resample) == expected
 

@@ -1,6 +1,5 @@
 """Every family of models goes the whole way: pre-trained from shards, then fine-tuned from its checkpoint."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -80,26 +79,6 @@ def test_family__pretrained_then_fine_tuned(name: str, run: Run, tmp_path: Path)
     assert all(0 < record["loss"] < 10 for record in records)
 
 
-def test_family__a_resnet_has_no_dropout_to_fine_tune_with(run: Run, tmp_path: Path) -> None:
-    given = recipe_for("R50x1", tmp_path)
-    assert given
-    sizes = {key: value for key, value in RESNET.items() if value is not None and key != "model.pre_logits"}
-    folder = run("pretrain", given, **sizes, **{"evaluation.every_steps": 0})
-    fine = {
-        "weights.source": str(folder),
-        "schedule.total_steps": 1,
-        "schedule.warmup_steps": 0,
-        "schedule.batch_size": 8,
-    }
-    with pytest.raises(RecipeError, match=r"a ResNet has no dropout; set dropout = 0 \(now 0\.1\)"):
-        run("refused", "finetune", **fine, dropout=0.1)
-    assert not (tmp_path / "refused").exists()
-    tuned = run(
-        "tuned", "finetune", **fine, dropout="as_stored", **{"machine.workers": 0, "data.dataset": ""}
-    )
-    assert '"dropout": 0.0' in (tuned / "result.json").read_text()
-
-
 def test_family__a_field_that_it_lacks_is_refused(run: Run) -> None:
     with pytest.raises(RecipeError, match=r"R50x1.*hidden_size|hidden_size"):
         run("refused", **{"model.name": "R50x1"})
@@ -140,13 +119,3 @@ def test_masked_patches__idle_sections_are_refused(run: Run) -> None:
         run("idle", **{"masked_patch.corrupted": 0.15})
     with pytest.raises(RecipeError, match="plain ViT"):
         run("axial", **{"model.name": "Axial-B/16", "model.pre_logits": False, "loss.name": "masked_patch"})
-
-
-@pytest.mark.slow
-def test_attention__the_result_names_the_kernel(run: Run) -> None:
-    folder = run("kernel", **{"machine.attention": "math", "schedule.total_steps": 6})
-    assert json.loads((folder / "result.json").read_text())["provenance"]["attention"] == "math"
-    recomputed = run("recomputed", **{"machine.checkpoint_blocks": True, "schedule.total_steps": 6})
-    expected = [record["loss"] for record in train_records(run("fused", **{"schedule.total_steps": 6}))]
-    for other in (folder, recomputed):
-        assert [record["loss"] for record in train_records(other)] == pytest.approx(expected, rel=1e-9)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.conftest import records
 from tests.trained import CPU, Job, do
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.known_sets import DATA_SETS
@@ -78,12 +79,8 @@ def test_fewshot__more_shots_than_images(job: Job) -> None:
         job("fewshot", **{"fewshot.shots": (1, 25)})
 
 
-def records(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-
-
 def was_read(folder: Path) -> list[object]:
-    return [record["read"] for record in records(folder) if record["kind"] == "features"]
+    return [record["read"] for record in records(folder, "features")]
 
 
 @pytest.mark.slow
@@ -127,25 +124,6 @@ def test_fewshot__the_cache_has_a_bound(job: Job, tmp_path: Path) -> None:
     )
     assert list((tmp_path / "kept").iterdir()) == []
     assert not (tmp_path / "features").exists()
-
-
-def test_fewshot__publishes_the_images_drawn(job: Job, tiny_data: Path, tmp_path: Path) -> None:
-    result = job("fewshot", **{"fewshot.shots": (1, 3), "fewshot.seeds": (0, 7)})
-    with (tmp_path / "run" / "chosen.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * 6 * 3
-    source = open_split("train", path=str(tiny_data))
-    labels = source.labels()
-    rng = np.random.default_rng(7)
-    expected = np.concatenate([rng.permutation(np.where(labels == c)[0])[:3] for c in range(6)]).tolist()
-    drawn = [row for row in rows if row["seed"] == "7"]
-    assert [int(row["index"]) for row in drawn] == expected
-    assert [row["key"] for row in drawn] == [source.key(i) for i in expected]
-    names = source.class_names
-    assert [(row["class"], int(row["place"])) for row in drawn] == [
-        (name, p) for name in names for p in range(3)
-    ]
-    assert result["files"]["chosen"].endswith("run/chosen.csv")
 
 
 @pytest.mark.slow
@@ -222,17 +200,3 @@ def test_fewshot__two_processes_give_the_same_features(
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
     assert do("fewshot", tmp_path / "other" / "again", **values)["metrics"] == one["metrics"]
     assert was_read(tmp_path / "other" / "again") == [True]
-
-
-def test_fewshot__features_that_cannot_be_kept_are_no_reason_to_stop(job: Job, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    kept = job("fewshot", "kept", **{"fewshot.shots": (2,)})
-    result = job("fewshot", "a", **{"fewshot.shots": (2,), "fewshot.cache": str(tmp_path / "file")})
-    assert result["metrics"] == kept["metrics"]
-    lines = [json.loads(line) for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()]
-    file = tmp_path / "file"
-    said = (
-        f"{file}: representations could not be cached for later runs (File exists); "
-        "choose another folder with fewshot.cache"
-    )
-    assert [line["text"] for line in lines if line["kind"] == "warning"] == [said, said]

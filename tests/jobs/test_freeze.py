@@ -1,17 +1,15 @@
 """Fine-tuning with frozen layers and rates by layer: the same bytes on any number of processes."""
 
-import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.conftest import checkpoint, started
+from tests.conftest import checkpoint
 from tests.models.tiny_models import TINY
-from tests.trained import SMALL, Job
+from tests.trained import SMALL, Job, finetuned, result_of
 from vitctl.engine.checkpoint import read_checkpoint
 from vitctl.errors import RecipeError, VitctlError
 from vitctl.jobs.inputs.weights import find_weights, transferred_model
@@ -38,14 +36,8 @@ LANES = {"schedule.lanes": 4, "schedule.leaf_images": 2, "checkpoint.every_steps
 
 
 def tuned(processes: int, folder: Path, pretrained: Path, data: Path, **values: Any) -> Path:
-    """Fine-tune in several processes."""
     given = {**SMALL, "machine.device": "cpu", "machine.workers": 0, "machine.precision": "float32"}
-    given |= {"machine.processes": processes, "dropout": 0.1, **RATES, **values}
-    sets = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
-    line = [sys.executable, "-m", "vitctl", "finetune", "--from", str(pretrained), "--data", str(data)]
-    shown = folder.with_name(f"{folder.name}.txt")
-    codes = [p.wait(timeout=240) for p in started([*line, "--out", str(folder), *sets], shown, processes)]
-    assert set(codes) == {0}, shown.read_text()
+    finetuned(processes, folder, pretrained, data, **{**given, "dropout": 0.1, **RATES, **values})
     return folder
 
 
@@ -116,7 +108,7 @@ def test_freeze__a_sharded_model_starts_from_the_bits_of_a_whole_one(
     assert saved.keys() == whole.keys()
     for name, tensor in saved.items():
         assert torch.equal(tensor, whole[name]) != name.startswith("head."), name
-    used = json.loads((both / "result.json").read_text())["provenance"]
+    used = result_of(both)["provenance"]
     assert used["from_sha256"] == found.weights.digest
     assert used["weights_sha256"] == weights_digest(
         read_checkpoint(both / "checkpoints" / "step_00000002").tensors("ema")

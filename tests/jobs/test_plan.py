@@ -16,6 +16,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.inputs.checks import check_recipe, fit_to_data
 from vitctl.jobs.plan import call_with_timeout, plan_training
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.models.flops import block_parameters
 from vitctl.recipe.load import Override, load_recipe, parse_override
 
@@ -100,8 +101,9 @@ def test_plan_training__finetune_counts_its_sweep_and_seeds(pretrained: Path) ->
 def test_check__refuses_in_one_line(
     tiny_data: Path, tmp_path: Path, values: dict[str, Any], said: str
 ) -> None:
+    given = {"data.path": str(tiny_data), **values}
     with pytest.raises(VitctlError) as caught:
-        check_recipe(recipe(TINY, **{"data.path": str(tiny_data), **values}), tmp_path)
+        prepare_run(load_recipe(str(TINY), [*given.items()]), tmp_path / "run")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -203,25 +205,6 @@ def test_plan_training__the_rate_is_that_of_the_command() -> None:
             plan_training(recipe("in1k_b16", **{"machine.precision": precision}), device="V100")
     slow = plan_training(recipe("in1k_b16", **{"machine.precision": "float32"}), device="V100")
     assert isinstance(slow.expected, str)
-
-
-def test_plan_training__what_fits_has_nothing_to_set() -> None:
-    assert plan_training(recipe("in1k_b16", **{"machine.processes": 64})).ways == ()
-
-
-def test_plan_training__with_fsdp_the_weights_are_cut_over_the_processes() -> None:
-    whole, cut = (
-        plan_training(
-            recipe(
-                "jft_h14",
-                **{"machine.precision": "float32", "machine.processes": 64, "machine.sharding": how},
-            )
-        )
-        for how in ("none", "fsdp")
-    )
-    for kind, numbers in (("weights", 1), ("gradients", 1), ("moments", 2)):
-        size = 4 * numbers * whole.parameters
-        assert (whole.memory[kind], cut.memory[kind]) == (size, -(-size // 64))
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])

@@ -41,9 +41,7 @@ from vitctl.recipe.schema import Evaluate
 
 def recipe(source: Path, **values: Any) -> Evaluate:
     given = {**CPU, "machine.precision": "float32", "weights.source": str(source), **values}
-    found = load_recipe("evaluate", [*given.items()]).recipe
-    assert isinstance(found, Evaluate)
-    return found
+    return load_recipe("evaluate", [*given.items()]).recipe
 
 
 def predicted(source: Path, images: list[Path] | Source, **values: Any) -> list[Prediction]:
@@ -265,7 +263,6 @@ def test_openvino__runs_the_file_as_it_is(onnx_file: Path, monkeypatch: pytest.M
     images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
     model = openvino.Core().compile_model(onnx_file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     ours = network(images).logits
-    assert ours is not None
     np.testing.assert_allclose(model(images.numpy())["logits"], ours, atol=1e-4 * float(ours.std()))
 
 
@@ -509,7 +506,7 @@ def test_features__no_file_before_all_images_are_there(
         recipe(trained, **{"evaluation.batch_size": 4}), [ImageFiles([*map(str, extracted)])], features=file
     )
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert file.read_bytes() == old
     (tmp_path / "empty.jpg").write_bytes(b"")
     with pytest.raises(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run, checkpoint, run_as_two, train_records
-from tests.trained import CPU, do
+from tests.trained import CPU, do, result_of
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.training import ImagePass
 
@@ -56,6 +56,8 @@ def test_probe__says_the_number_of_fewshot(run: Run, tiny_data: Path, tmp_path: 
     result = do("fewshot", tmp_path / "few", **CPU, **values, **{"weights.source": str(ema)})
     last = {str(shots): seeds for step, shots, seeds in said(folder) if step == 20}
     assert last == result["metrics"]["by_seed"]
+    in_result = {shots: result_of(folder)["metrics"][f"{shots}-shot"] for shots in last}
+    assert in_result == result["metrics"]["accuracy"]
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 """finetune with [distillation]: the same bytes however it is run, one teacher for a run, refusals."""
 
-import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import TINY, checkpoint, records, started, stored
+from tests.conftest import TINY, checkpoint, records, stored
 from tests.matrix import slow
-from tests.trained import CPU, SMALL, Job, do, made_once
+from tests.trained import CPU, SMALL, Job, crash_after, do, finetuned, made_once, result_of
 from tests.verify.conftest import said
-from vitctl.engine.log import RunLog
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.plan import plan_training
 from vitctl.launch.worker import work
@@ -72,16 +69,11 @@ def taught(
     return made_once(tmp_path_factory, "taught", lambda folder: do("finetune", folder, **values))
 
 
-def result(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return found
-
-
 @pytest.mark.slow
 def test_teacher__is_recorded_and_every_step_computed_again(taught: Path, teacher: Path) -> None:
     digest = read_weights(teacher / "checkpoints" / "step_00000004").digest
     asked = {"teacher": str(teacher), "kind": "soft", "weight": 0.3, "temperature": 2.0}
-    assert result(taught)["provenance"]["distillation"] == {**asked, "teacher_sha256": digest}
+    assert result_of(taught)["provenance"]["distillation"] == {**asked, "teacher_sha256": digest}
     [record] = records(taught, "teacher")
     assert record["text"].endswith("positions from 32 to 16 pixels")
     findings = [one for _, one in verify(taught, steps="all", scores=True)]
@@ -100,25 +92,15 @@ def test_kinds__train_other_weights(
     assert {state for state, _ in said(tmp_path / "run", "replay", steps="3:6")} == {"ok"}
 
 
-def several(folder: Path, data: Path, start: Path, teacher: Path, num_processes: int, **more: Any) -> None:
-    """Run it in several processes."""
-    values = {**DISTIL, "data.path": data, "weights.source": start, "machine.processes": num_processes}
-    values |= {"distillation.teacher": teacher, **more}
-    sets = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-    line = [sys.executable, "-m", "vitctl", "finetune", "--out", str(folder), *sets]
-    shown = folder.with_suffix(".txt")
-    codes = [process.wait(timeout=240) for process in started(line, shown, num_processes)]
-    assert set(codes) == {0}, shown.read_text()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_lanes__any_number_of_processes_gives_the_same_bytes(
     taught: Path, pretrained: Path, teacher: Path, tiny_data: Path, tmp_path: Path, num_processes: int
 ) -> None:
-    several(tmp_path / "several", tiny_data, pretrained, teacher, num_processes, **LANES)
+    values = {**DISTIL, **LANES, "distillation.teacher": teacher}
+    finetuned(num_processes, tmp_path / "several", pretrained, tiny_data, **values)
     assert checkpoint(tmp_path / "several", 6) == checkpoint(taught, 6)
-    assert result(tmp_path / "several")["metrics"] == result(taught)["metrics"]
+    assert result_of(tmp_path / "several")["metrics"] == result_of(taught)["metrics"]
 
 
 @pytest.mark.slow
@@ -133,10 +115,10 @@ def test_several_processes__train_the_same_weights(
     kind: dict[str, Any],
     more: dict[str, Any],
 ) -> None:
-    values = {**kind, "dropout": 0.0, "machine.precision": "float64"}
-    job("finetune", "one", **{**DISTIL, "distillation.teacher": str(teacher), **values})
-    values |= {"machine.micro_batch": 3}
-    several(tmp_path / "two", tiny_data, pretrained, teacher, 2, **values, **more)
+    values = {**DISTIL, "distillation.teacher": str(teacher), **kind, "dropout": 0.0}
+    values["machine.precision"] = "float64"
+    job("finetune", "one", **values)
+    finetuned(2, tmp_path / "two", pretrained, tiny_data, **values, **more, **{"machine.micro_batch": 3})
     one, two = stored(tmp_path / "one", 6), stored(tmp_path / "two", 6)
     torch.testing.assert_close(two, one, rtol=1e-9, atol=1e-10)
 
@@ -144,23 +126,14 @@ def test_several_processes__train_the_same_weights(
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, *slow(LANES)], ids=["", "lanes"])
 def test_resume__gives_the_same_bytes_from_the_same_teacher_alone(
-    job: Job, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+    job: Job, teacher: Path, tmp_path: Path, more: dict[str, Any]
 ) -> None:
     weights = teacher / "checkpoints" / "step_00000004" / "model.safetensors"
     copied = Path(shutil.copyfile(weights, tmp_path / "teacher.safetensors"))
     values = {**DISTIL, **more, "distillation.teacher": str(copied)}
     job("finetune", "whole", **values)
-    log_step = RunLog._log_step
-
-    def fails(trainer: RunLog, at: int, *rest: Any) -> None:
-        log_step(trainer, at, *rest)
-        if at == 3:
-            raise ZeroDivisionError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RunLog, "_log_step", fails)
-        with pytest.raises(ZeroDivisionError):
-            job("finetune", **values)
+    with crash_after(3):
+        job("finetune", **values)
     kept = copied.read_bytes()
     copied.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
     with pytest.raises(

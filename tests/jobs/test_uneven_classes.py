@@ -1,6 +1,5 @@
 """Uneven classes and early stopping: the same bytes after a resume, on several processes and replayed."""
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from tests.conftest import TINY, Run, checkpoint, records, run_as, step_images
 from tests.matrix import slow
-from tests.trained import Job, do
+from tests.trained import Job, do, result_of
 from tests.verify.conftest import longer
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.shard_writer import write_split
@@ -181,13 +180,8 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> Fake:
     return do
 
 
-def stopped_result(folder: Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return result
-
-
 def check_stopped(folder: Path) -> None:
-    result = stopped_result(folder)
+    result = result_of(folder)
     assert result["status"] == "done"
     assert result["metrics"]["stopped_early"] == {"step": 8, "total_steps": 12, "best": 4}
     assert (result["metrics"]["metric"], result["metrics"]["f1"]) == ("f1", 0.5)
@@ -247,7 +241,7 @@ def test_patience__a_longer_one_goes_on_from_the_stop(run: Run, scored: Fake) ->
     with pytest.raises(RecipeError, match=r"evaluation\.patience was 2, now 3"):
         run("a", **{**STOPS, "evaluation.patience": 3})
     longer(folder, "evaluation.patience", **{"evaluation.patience": 3})
-    metrics = stopped_result(folder)["metrics"]
+    metrics = result_of(folder)["metrics"]
     assert (metrics["f1"], metrics["last"]["step"], "stopped_early" in metrics) == (0.9, 12, False)
 
 

@@ -12,7 +12,6 @@ import pytest
 from tests.conftest import TINY, batch_keys
 from vitctl.engine.checkpoint import read_checkpoint, save_checkpoint
 from vitctl.engine.journal import RECORDS, json_digest
-from vitctl.engine.log import RunLog
 from vitctl.jobs.record.result import published_digest, read_result
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
@@ -69,21 +68,6 @@ def longer(run: Path, allow: str = "schedule.total_steps", **values: Any) -> Non
     work(run)
 
 
-def stopped_after(train: Train, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Raise an error after a step of the run "a"; its rescue saves a checkpoint."""
-    log_step = RunLog._log_step
-
-    def fails(run: RunLog, at: int, *rest: Any) -> None:
-        log_step(run, at, *rest)
-        if at == step:
-            raise ZeroDivisionError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RunLog, "_log_step", fails)
-        with pytest.raises(ZeroDivisionError):
-            train("a")
-
-
 def found(folder: Path, **options: Any) -> list[tuple[str, str]]:
     """What differs or is not proven: what it is, and the text."""
     return [(one.what, one.text) for _, one in verify(folder, **options) if one.state in FAILS]
@@ -129,7 +113,6 @@ def recorded(run: Path, **record: Any) -> None:
     """Give a result other digests of its records, and its own digest anew."""
     rewrite(run / "result.json", lambda result: result["record"].update(record))
     result = read_result(run, own=False)
-    assert result is not None
     rewrite(run / "result.json", lambda r: r["record"].update({"result.json": published_digest(result)}))
 
 

@@ -16,7 +16,7 @@ def read_another() -> None:
     def other(source: ShardSource, sample: int) -> bytes:
         return read(source, INSTEAD if sample == SAMPLE and len(source) == 70 else sample)
 
-    ShardSource.read = other  # type: ignore[method-assign]
+    ShardSource.read = other
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.matrix import slow, spread
+from tests.trained import crash_after
 from tests.verify.conftest import (
     LAST,
     Train,
@@ -25,7 +26,6 @@ from tests.verify.conftest import (
     replaced,
     rewrite,
     said,
-    stopped_after,
 )
 from vitctl.engine.journal import append_record, end_of, json_digest
 from vitctl.engine.state import RunState
@@ -240,7 +240,6 @@ def test_malformed_result__is_not_a_traceback(copy: Path, odd: object) -> None:
 def test_published_digest__covers_the_result_and_is_printed_for_an_untouched_run(copy: Path) -> None:
     [(_, text)] = said(copy, "digest")
     result = read_result(copy)
-    assert result is not None
     assert text.startswith(published_digest(result))
     assert result.record["result.json"] == published_digest(result)
     put("other words", "error")(copy)
@@ -330,9 +329,9 @@ def test_stopped_and_killed__the_record_continues(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lines after the newest complete checkpoint are cut; torn lines are passed over."""
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patched, crash_after(7):
         patched.setattr(RunState, "rescue", Mock())  # as SIGKILL: nothing is saved
-        stopped_after(train, patched, 7)
+        train("a")
     folder = tmp_path / "a"
     for name in ("log.jsonl", "steps.jsonl"):
         with (folder / name).open("a") as file:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.conftest import TINY, batch_keys, run_as_two, two_processes
 from tests.matrix import slow
-from tests.trained import Job
+from tests.trained import Job, crash_after
 from tests.verify.conftest import (
     LAST,
     SHORT,
@@ -25,7 +25,6 @@ from tests.verify.conftest import (
     found,
     replaced,
     said,
-    stopped_after,
 )
 from tests.verify.other_data_worker import SAMPLE
 from vitctl.data.datasets.readers import shapes
@@ -284,10 +283,9 @@ def test_steps_that_do_not_exist__are_one_line(finished: Path, text: str) -> Non
 
 
 @pytest.mark.slow
-def test_a_run_that_resumed_in_another_way__is_equal(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped_after(train, monkeypatch, 8)
+def test_a_run_that_resumed_in_another_way__is_equal(train: Train, tmp_path: Path) -> None:
+    with crash_after(8):
+        train("a")
     changed = {"machine.micro_batch": 4, "machine.attention": "math", "machine.checkpoint_blocks": True}
     train("a", **changed, **{"checkpoint.keep_last": 9})
     assert found(tmp_path / "a", steps="all", scores=True) == []

@@ -174,6 +174,12 @@ def _measure(
         largest, sizes = largest_micro_batch(trainer, batches[0], most, budget.part(_LARGEST))
     seconds = sum(split.values())
     peak_flops, peak_source = peak(runtime.device, runtime.precision, matrix)
+    notes, enough = list[str](), math.ceil((WARM_UP + _FEW_STEPS) * seconds / _STEPS)
+    if len(steps) < _FEW_STEPS:
+        notes.append(
+            f"{count_text(len(steps), 'step')} after the warm-up: the split of the time is not reliable; "
+            f"--seconds {enough} measures about {_FEW_STEPS}"
+        )
     achieved = s.batch_size / seconds * trainer.log.flops_per_image() / runtime.num_processes
     return {
         "kind": "model",
@@ -212,7 +218,7 @@ def _measure(
         "free_memory_bytes": free_bytes(runtime.device),
         "largest_micro_batch": None if largest is None else asdict(largest),
         "micro_batches": [asdict(one) for one in sizes],
-        "notes": _few_steps(len(steps), seconds),
+        "notes": notes,
         "stopped": budget.stop.raised,
         "machine": machine_facts(runtime),
     }
@@ -223,17 +229,6 @@ def _at_recipe_batch(split: dict[str, float], images: int, recipe_batch: int) ->
     once = sum(split.get(part, 0.0) for part in ONCE)
     each = (sum(split.values()) - once) / images
     return recipe_batch / (each * recipe_batch + once)
-
-
-def _few_steps(steps: int, seconds: float) -> list[str]:
-    """Return a note if the mean of so few steps is unreliable."""
-    if steps >= _FEW_STEPS:
-        return []
-    enough = math.ceil((WARM_UP + _FEW_STEPS) * seconds / _STEPS)
-    return [
-        f"{count_text(steps, 'step')} after the warm-up: the split of the time is not reliable; "
-        f"--seconds {enough} measures about {_FEW_STEPS}"
-    ]
 
 
 def one_step(trainer: Trainer) -> list[Batch]:

@@ -381,13 +381,6 @@ FLAGS = (
     ),
     Flag("--batch-size", "schedule.batch_size", int, "Global batch size, over all processes", _TRAIN),
     Flag("--batch", "evaluation.batch_size", int, "Images per forward pass", "predict", panel=MORE),
-    Flag(
-        "--light",
-        "vtab.light",
-        bool,
-        "Linear classifier on frozen features: a quick estimate, not the protocol",
-        "vtab",
-    ),
     Flag("--seed", "seed", int, "Random seed of weights, sample order, augmentation and dropout", _TRAIN),
     Flag(
         "--synthetic",

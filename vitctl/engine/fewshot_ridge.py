@@ -132,14 +132,6 @@ def decompose(
     return Ridge(mean, std, x.T @ vectors, values, _times_targets(vectors, train_labels, num_classes))
 
 
-def fit_and_score(
-    train: Tensor, train_labels: Tensor, test: Tensor, *, num_classes: int, l2: float
-) -> Tensor:
-    """Return scores [M, K] of test images [M, R], trained on [N, R], in float64; l2 is not divided by N."""
-    ridge = decompose(train, train_labels, num_classes=num_classes)
-    return ridge.scores(ridge.project(test), l2)
-
-
 def fitted_scale(scores: Tensor, labels: Tensor, loss: str) -> float:
     """Return the factor that minimises the cross-entropy of scores [N, K]; 0 if the scores do not help.
 

@@ -37,6 +37,7 @@ RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
 # One line per step, and marks of its samples and gradients.
 STEP_RECORDS, TRACE = "steps.jsonl", "trace.bin"
 LINE_BYTES, MARKS_BYTES = 320, 64 * 2**20  # of a step in steps.jsonl, and of trace.bin at most
+MOST_STEPS = 10**12  # of a record, or named by a result
 # A checkpoint's tensor files: NAME.safetensors, or NAME-00001-of-00004.safetensors and so on for a sharded
 # run. The average and the adapters are optional.
 MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"

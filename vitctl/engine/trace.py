@@ -29,6 +29,7 @@ from vitctl.engine.journal import (
     LOG,
     LOG_HEAD,
     MARKS_BYTES,
+    MOST_STEPS,
     STATE,
     STEP_RECORDS,
     STEPS_HEAD,
@@ -260,7 +261,6 @@ def read_marks(path: Path, step: int, crc: str, count: int) -> np.ndarray | None
 
 
 START = "start"  # record kind of starts; steps have no kind
-MOST_STEPS = 10**12
 
 
 def _number(text: str) -> str:

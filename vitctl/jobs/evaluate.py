@@ -3,13 +3,12 @@
 import csv
 import hashlib
 import io
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -165,19 +164,21 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
 
     `root` holds the ReaL labels. Raises VitctlError if there are no such labels, or they do not fit.
     """
-    given = source.labels()
-    classes = given.reshape(len(given), -1)[:, 0]
-    if wanted in OF_OBJECTNET:
-        return _objectnet(source, classes, found, restricted=wanted == RESTRICTED)
-    if not wanted and is_part_of_imagenet(source.class_names, found.weights.config.num_classes):
-        return _part_of_imagenet(source, given, classes, found)
+    in_part = is_part_of_imagenet(source.class_names, found.weights.config.num_classes)
+    if wanted in OF_OBJECTNET or (not wanted and in_part):
+        return _among_imagenet(wanted or PART, source, found)
     check_found_classes(found, source.class_names)
     source = numbered_as(source, distinct(found.weights.meta.get("class_names") or ()))
-    given = source.labels()
-    classes = given.reshape(len(given), -1)[:, 0]
-    labels = {ORIGINAL: given}
+    labels = {ORIGINAL: source.labels()}
     if wanted == REAL or wanted.endswith(".json"):
-        check_imagenet(source)
+        names, wnids = source.class_names, class_list("imagenet")
+        are_wnids = bool(set(names) & set(wnids))
+        if len(names) != len(wnids) or (are_wnids and names != wnids):
+            raise DataError(
+                f"ReaL labels are for ImageNet's {len(wnids):,} classes in order, but these images have "
+                f"{len(names):,} "
+                f"({', '.join(names[:3])} ...)"
+            )
         sets = read_real(root / REAL_PLACE if wanted == REAL else Path(wanted))
         labels[REAL] = padded_sets(by_validation_number(keys_of(source), sets))
     elif wanted not in ("", ORIGINAL):
@@ -185,19 +186,12 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
             f"evaluation.labels = '{wanted}'",
             f"should be {ORIGINAL}, {REAL}, {OBJECTNET}, {RESTRICTED} or the path of a real.json",
         )
-    return LabelRule(labels, classes, source.class_names, source.class_names)
+    return LabelRule(labels, _first(labels[ORIGINAL]), source.class_names, source.class_names)
 
 
-def check_imagenet(source: Source) -> None:
-    """Raise DataError unless the classes are ImageNet's, in order, as far as their names tell."""
-    names, wnids = source.class_names, class_list("imagenet")
-    are_wnids = bool(set(names) & set(wnids))
-    if len(names) != len(wnids) or (are_wnids and names != wnids):
-        raise DataError(
-            f"ReaL labels are for ImageNet's {len(wnids):,} classes in order, but these images have "
-            f"{len(names):,} "
-            f"({', '.join(names[:3])} ...)"
-        )
+def _first(labels: np.ndarray) -> np.ndarray:
+    """Return the first label of each image, -1 for none."""
+    return labels.reshape(len(labels), -1)[:, 0]
 
 
 def check_found_classes(found: FoundWeights, names: Sequence[str]) -> None:
@@ -206,10 +200,16 @@ def check_found_classes(found: FoundWeights, names: Sequence[str]) -> None:
     check_head_classes(found.path, found.weights.config, stored, names, is_scored=True)
 
 
-def _objectnet(source: Source, classes: np.ndarray, found: FoundWeights, *, restricted: bool) -> LabelRule:
-    wnids = [imagenet_classes(name) for name in source.class_names]
+def _among_imagenet(name: str, source: Source, found: FoundWeights) -> LabelRule:
+    """Return the rule for images of ObjectNet, or of a part of ImageNet's classes.
+
+    A class of ObjectNet is several of ImageNet's. Predictions are restricted to the classes of the images,
+    except for `OBJECTNET`, as the authors of ObjectNet, ImageNet-A and ImageNet-R do.
+    """
+    names, labels = source.class_names, source.labels()
+    wnids = [[each] if name == PART else imagenet_classes(each) for each in names]
     if not all(wnids):
-        odd = source.class_names[wnids.index([])]
+        odd = names[wnids.index([])]
         raise DataError(
             f"class '{odd}' names no ImageNet classes: these are not the images of `vitctl data prepare "
             f"objectnet`"
@@ -217,25 +217,15 @@ def _objectnet(source: Source, classes: np.ndarray, found: FoundWeights, *, rest
     numbers = {wnid: number for number, wnid in enumerate(class_list("imagenet"))}
     check_found_classes(found, tuple(numbers))
     sets = [[numbers[wnid] for wnid in of_class] for of_class in wnids]
-    if restricted:
-        return LabelRule(
-            {RESTRICTED: classes},
-            classes,
-            source.class_names,
-            source.class_names,
-            lambda logits: torch.stack([logits[:, numbers].amax(dim=1) for numbers in sets], dim=1),
-        )
-    return LabelRule({OBJECTNET: padded_sets(sets)[classes]}, classes, source.class_names, tuple(numbers))
-
-
-def _part_of_imagenet(
-    source: Source, given: np.ndarray, classes: np.ndarray, found: FoundWeights
-) -> LabelRule:
-    """Restrict predictions to the classes of the images, as the authors of ImageNet-A and ImageNet-R do."""
-    numbers = {wnid: number for number, wnid in enumerate(class_list("imagenet"))}
-    check_found_classes(found, tuple(numbers))
-    names, kept = source.class_names, [numbers[name] for name in source.class_names]
-    return LabelRule({PART: given}, classes, names, names, lambda logits: logits[:, kept])
+    if name == OBJECTNET:
+        return LabelRule({name: padded_sets(sets)[_first(labels)]}, _first(labels), names, tuple(numbers))
+    return LabelRule(
+        {name: labels},
+        _first(labels),
+        names,
+        names,
+        lambda logits: torch.stack([logits[:, numbers].amax(dim=1) for numbers in sets], dim=1),
+    )
 
 
 def corruption_errors(split: str, source: Source, right: np.ndarray) -> dict[str, Any]:
@@ -286,9 +276,7 @@ def write_counts(run_dir: Path, rule: LabelRule, best: np.ndarray) -> dict[str, 
             ),
         ],
     }
-    for name, rows in tables.items():
-        write_csv(run_dir / f"{name}.csv", rows)
-    return {name: str(run_dir / f"{name}.csv") for name in tables}
+    return {name: str(write_csv(run_dir / f"{name}.csv", rows)) for name, rows in tables.items()}
 
 
 def check_evaluation(
@@ -354,8 +342,7 @@ def evaluate(
     if not meta.get("class_names"):
         found = replace(found, assumed={**found.assumed, "classes": "in the order of the data"})
     temperature = 1.0 if recipe.evaluation.fit_temperature else meta.get("temperature") or 1.0
-    used = f"temperature {temperature:.4g}" if temperature != 1 else ""
-    found.log(journal, used, str(transform))
+    found.log(journal, f"temperature {temperature:.4g}" if temperature != 1 else "", str(transform))
     journal.say("warning", *unseen_pixels(model.config), *cautions)
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
@@ -363,12 +350,11 @@ def evaluate(
     rows, fitted = _answered(look, recipe, found, model, source, rule)
     best, likely = np.split(rows, [min(TOP_K, len(rule.prediction_names))], axis=1)
     best = best.astype(np.int64)
-    files = write_counts(run_dir, rule, best) if runtime.is_main else {}
+    files: dict[str, str] = {}
     of_sets: dict[str, Any] = {}
+    digest = ""
     if rule.has_label_sets:
         of_sets = label_set_scores(likely, rule.truth, thresholds)
-        if runtime.is_main:
-            files |= _write_thresholds(run_dir, rule, likely)
         rows = np.concatenate([best, np.take_along_axis(likely, best, axis=1)], axis=1)
     is_softmax = activation_of(meta, model.config.num_classes) == "softmax"
     metrics = _metrics(rule, best, rows if is_softmax else None)
@@ -376,11 +362,12 @@ def evaluate(
     metrics[first] |= of_sets | corruption_errors(recipe.data.eval_split, source, _right(rule, best))
     for name, numbers in metrics.items():
         journal.write("evaluate", step=0, labels=name, **numbers)
-    digest = ""
     if runtime.is_main:
+        files = write_counts(run_dir, rule, best)
+        if rule.has_label_sets:
+            files |= _write_thresholds(run_dir, rule, likely)
         if recipe.evaluation.answers:
-            written, digest = _answers(Path(recipe.evaluation.answers), run_dir, source, rule, rows)
-            files |= written
+            digest = _write_answers(Path(recipe.evaluation.answers), run_dir, source, rule, rows, files)
         files |= {"temperature": fitted.write(found.path)} if fitted else {}
     told = {
         "group_by": recipe.data.group_by,
@@ -473,9 +460,13 @@ def _metrics(rule: LabelRule, best: np.ndarray, rows: np.ndarray | None) -> dict
             **baselines(labels, len(rule.prediction_names)),
         }
     main, right = next(iter(metrics.values())), _right(rule, best)
-    main |= _class_means(rule, best, right)
+    by_class, counted = rule.count_by_class(best), rule.classes >= 0
+    main["mean_per_class"] = mean_per_class(by_class)
+    if rule.has_f1:
+        main |= macro_scores(rule.with_predictions(by_class, best))
+    intervals = bootstrap(rule.classes[counted], best[counted, 0], right[counted])
+    main |= {f"{mean}_interval": interval for mean, interval in intervals.items() if mean in main}
     if rule.single_labels is not None and rows is not None:
-        counted = rule.classes >= 0
         main |= calibration(rows[counted, best.shape[1]], right[counted], rows[counted, -2:])
     return metrics
 
@@ -483,15 +474,6 @@ def _metrics(rule: LabelRule, best: np.ndarray, rows: np.ndarray | None) -> dict
 def _right(rule: LabelRule, best: np.ndarray) -> np.ndarray:
     """Return bool `[N]`: whether each top-1 prediction is right under the main labels."""
     return correct_predictions(best, rule.main)[:, 0]
-
-
-def _class_means(rule: LabelRule, best: np.ndarray, right: np.ndarray) -> dict[str, Any]:
-    by_class, counted = rule.count_by_class(best), rule.classes >= 0
-    means: dict[str, Any] = {"mean_per_class": mean_per_class(by_class)}
-    if rule.has_f1:
-        means |= macro_scores(rule.with_predictions(by_class, best))
-    intervals = bootstrap(rule.classes[counted], best[counted, 0], right[counted])
-    return means | {f"{mean}_interval": interval for mean, interval in intervals.items() if mean in means}
 
 
 def _columns(
@@ -571,13 +553,13 @@ def _write_thresholds(run_dir: Path, rule: LabelRule, likely: np.ndarray) -> dic
     return {"thresholds": str(path)}
 
 
-def _answers(
-    file: Path, run_dir: Path, source: Source, rule: LabelRule, rows: np.ndarray
-) -> tuple[dict[str, str], str]:
+def _write_answers(
+    file: Path, run_dir: Path, source: Source, rule: LabelRule, rows: np.ndarray, files: dict[str, str]
+) -> str:
     """Write the answer to every image, in the split's order, and suspects.csv if images have single labels.
 
-    `rows` are float64 `[N, 2 A + C]`, the most likely classes and `_columns`. Returns name -> path, and the
-    answers' digest.
+    `rows` are float64 `[N, 2 A + C]`, the most likely classes and `_columns`. Adds name -> path to `files`.
+    Returns the answers' digest.
     """
     half, truth = min(TOP_K, len(rule.prediction_names)), rule.main
     names, single = rule.prediction_names, rule.single_labels is not None
@@ -592,18 +574,28 @@ def _answers(
         )
         for sample, row in enumerate(rows.tolist())
     ]
-    files, digest = {"answers": str(file.absolute())}, write_answers(file.absolute(), table)
+    files["answers"] = str(file.absolute())
     if single:
         likely, own = rows[:, half], rows[:, 2 * half]
         found = suspected_labels(truth, own, rows[:, 0].astype(np.int64), likely)
         suspects = [(*table[n][:4], likely[n] - own[n], own[n]) for n in found.tolist()]
         files["suspects"] = str(write_csv(run_dir / SUSPECTS, [COLUMNS, *suspects]))
-    return files, digest
+    return write_answers(file.absolute(), table)
 
 
-def _training_of(weights: str, moved: str = "") -> tuple[Path, Pretrain | Finetune, Source, bool] | None:
-    """Return the run that trained the weights, its recipe and images, and whether these are still those that
-    it was trained on; None if no run made them. `moved` is where they may be, if they are gone.
+class _Training(NamedTuple):
+    """The run that trained some weights; `is_same`: its images are still those that it was trained on."""
+
+    run: Path
+    recipe: Pretrain | Finetune
+    train: Source
+    is_same: bool
+
+
+def _training_of(weights: str, moved: str = "") -> _Training | None:
+    """Return the training of the weights; None if no run made them.
+
+    `moved` is where its images may be, if they are gone.
     """
     run, recipe = training_of(weights)
     if recipe is None:
@@ -617,39 +609,16 @@ def _training_of(weights: str, moved: str = "") -> tuple[Path, Pretrain | Finetu
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": moved})})
         train = open_train(recipe.data, run / "data")
     is_same = result is None or result.provenance.get("train_sha256") == train.digest
-    return run, recipe, train, is_same
+    return _Training(run, recipe, train, is_same)
 
 
 def num_trained_on(weights: str, sources: Sequence[Source]) -> int:
-    """Return how many images the run of these weights was trained on: files by their content, images in
-    shards by their place. 0 if the run or its images are gone, or if these are too many to look.
-    """
+    """Return how many images the run of these weights was trained on; 0 if the run or its images are gone."""
     with suppress(VitctlError, OSError, BadSample):
         training = _training_of(weights)
-        if training is None or not training[3] or len(training[2]) > _MOST_READ:
-            return 0
-        _, _, train, _ = training
-        files = [one for one in sources if isinstance(one, ImageFiles)]
-        names = [name for one in files for name in one.names if Path(name).is_file()]
-        sizes = {os.path.getsize(name) for name in names}
-        known = _contents(train, sizes)
-        content = (hashlib.sha256(Path(name).read_bytes()).digest() for name in names if known)
-        by_place = sum(shared_samples(train, one) for one in sources if one not in files)
-        return by_place + sum(digest in known for digest in content)
+        if training is not None and training.is_same:
+            return sum(_num_same(training.train, source) for source in sources)
     return 0
-
-
-def _sizes(source: Source) -> Iterator[tuple[ShardSource, int, int]]:
-    """Yield store, row and bytes of each image in shards on this machine."""
-    for store, rows, _ in stored(source):
-        if isinstance(store, ShardSource) and not store.index.is_remote:
-            for row in range(len(store)) if rows is None else rows.tolist():
-                yield store, row, int(store.index.rows[row]["size"])
-
-
-def _contents(source: Source, sizes: set[int]) -> set[bytes]:
-    """Return a digest of each image in shards that has one of some sizes in bytes."""
-    return {hashlib.sha256(store.read(row)).digest() for store, row, size in _sizes(source) if size in sizes}
 
 
 def _num_same(train: Source, source: Source) -> int:
@@ -658,9 +627,20 @@ def _num_same(train: Source, source: Source) -> int:
     """
     if (count := shared_samples(train, source)) or len(train) + len(source) > _MOST_READ:
         return count
-    held = [*_sizes(source)]
-    known = _contents(train, {size for *_, size in held})
-    return sum(hashlib.sha256(store.read(row)).digest() in known for store, row, _ in held if known)
+    held = [*_held(source)]
+    sizes = {size for _, size in held}
+    known = {hashlib.sha256(read()).digest() for read, size in _held(train) if size in sizes}
+    return sum(hashlib.sha256(read()).digest() in known for read, _ in held if known)
+
+
+def _held(source: Source) -> Iterator[tuple[Callable[[], bytes], int]]:
+    """Yield each image that is on this machine, as a function that reads it, and its bytes."""
+    for store, rows, _ in stored(source):
+        for row in range(len(store)) if rows is None else rows.tolist():
+            if isinstance(store, ShardSource) and not store.index.is_remote:
+                yield partial(store.read, row), int(store.index.rows[row]["size"])
+            elif isinstance(store, ImageFiles) and Path(store.names[row]).is_file():
+                yield partial(store.read, row), Path(store.names[row]).stat().st_size
 
 
 def _trained_on(found: FoundWeights, source: Source, place: str) -> tuple[int, str]:
@@ -669,15 +649,15 @@ def _trained_on(found: FoundWeights, source: Source, place: str) -> tuple[int, s
     """
     with suppress(VitctlError, OSError, BadSample):
         training = _training_of(found.path, place)
-        if training is not None and training[3] and len(training[2]) <= _MOST_COMPARED:
-            run, recipe, train, _ = training
-            if count := _num_same(train, source):
+        if training is not None and training.is_same and len(training.train) <= _MOST_COMPARED:
+            run, data = training.run, training.recipe.data
+            if count := _num_same(training.train, source):
                 return count, (
                     f"{run} was trained on {count:,} of these {len(source):,} images: the score says little "
                     f"about others"
                 )
-            if found.chosen.how == "best" and recipe.data.eval_split:
-                chosen_by = open_recipe_split(recipe.data, recipe.data.eval_split, run / "data")
+            if found.chosen.how == "best" and data.eval_split:
+                chosen_by = open_recipe_split(data, data.eval_split, run / "data")
                 if count := shared_samples(chosen_by, source):
                     return 0, (
                         f"{run} chose this checkpoint by {count:,} of these {len(source):,} images: the "

@@ -18,7 +18,7 @@ from vitctl.engine.fewshot_ridge import L2_GRID, choose_l2, choose_shots, count_
 from vitctl.engine.journal import FEATURES, Report, silent
 from vitctl.engine.metrics import baselines, mean_per_class
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.runtime import Runtime, stop_together
+from vitctl.engine.runtime import stop_together
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import FewshotSet, Inputs, open_inputs
 from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, random_in_words, weights_of
@@ -41,7 +41,7 @@ from vitctl.recipe.schema import Fewshot, FrozenRecipe
 from vitctl.recipe.sections import StartWeights
 from vitctl.system.files import write_csv
 
-SCORES, CHOSEN = "fewshot.csv", "chosen.csv"
+SCORES = "fewshot.csv"
 
 
 class Line(NamedTuple):
@@ -70,7 +70,7 @@ def fewshot(
     them.
 
     Args:
-        run_dir: gets log.jsonl, fewshot.csv and chosen.csv (the images drawn); the caller writes result.json.
+        run_dir: gets log.jsonl and fewshot.csv; the caller writes result.json.
 
     Returns:
         accuracy per number of shots, the mean over data sets and seeds; and for each data set, with its
@@ -94,15 +94,22 @@ def fewshot(
     metrics: dict[str, Any] = {}
     if runtime.is_main:
         metrics = _table(recipe, sets, lines)
-        _write_files(recipe, sets, lines, run_dir)
+        write_csv(run_dir / SCORES, [Line._fields, *lines])
         for shots in metrics["accuracy"]:
             seeds = metrics["by_seed"][shots]
             journal.write(
                 "fewshot", step=0, shots=int(shots), accuracy=metrics["accuracy"][shots], seeds=seeds
             )
-    files = {"scores": str(run_dir / SCORES), "chosen": str(run_dir / CHOSEN)}
-    used = _provenance(recipe, frozen) | WHOLE
-    return RunResult("fewshot", "done", metrics, used, files)
+    f = recipe.fewshot
+    used = frozen.used | {
+        "shots": list(f.shots),
+        "l2": f.l2 if f.choose_l2 == "fixed" else list(L2_GRID),
+        "choose_l2": f.choose_l2,
+        "float64": f.float64,
+        "seeds": list(f.seeds),
+        **WHOLE,
+    }
+    return RunResult("fewshot", "done", metrics, used, {"scores": str(run_dir / SCORES)})
 
 
 @dataclass(frozen=True)
@@ -157,28 +164,17 @@ def open_frozen(
     runtime, journal = run.runtime, run.journal
     check_found(runtime, found, sources)
 
-    model, transform = _frozen(found, recipe, runtime)
-    choose_attention(model, recipe.machine, runtime, images=sum(map(len, sources)))
-    found.log(journal, random_in_words(recipe.weights, recipe.seed), f"frozen, {transform}")
-    journal.say("warning", *unseen_pixels(found.weights.config, transform.image_size))
-    look, digest = ImagePass(run, recipe, transform, found.weights.meta), weights_digest(model.state_dict())
-    folder = Path(recipe.classifier.cache) if recipe.classifier.cache else run_dir.parent / FEATURES
-    limit = int(recipe.classifier.cache_gib * 2**30)
-
-    return Frozen(run, sets, found, transform, look, model, digest, folder, limit, recipe.weights)
-
-
-def _frozen(found: FoundWeights, recipe: FrozenRecipe, runtime: Runtime) -> tuple[Model, EvalTransform]:
+    frozen = found
     config = with_blocks(found.weights.config, recipe.classifier.class_token_blocks)
     if config is not found.weights.config:
         others = ("head.", "pre_logits.", "mask_embedding")
         state = {name: one for name, one in found.weights.state.items() if not name.startswith(others)}
-        found = replace(found, weights=replace(found.weights, config=config, state=state))
-    model, image_size = loaded_model(found, recipe.data.image_size, runtime.dtype)
+        frozen = replace(found, weights=replace(found.weights, config=config, state=state))
+    model, image_size = loaded_model(frozen, recipe.data.image_size, runtime.dtype)
     if recipe.weights.initialise == "random":
         model = build(model.config, seed=recipe.seed, dtype=runtime.dtype)
-    data, is_whole = recipe.data, recipe.data.eval_method == "letterbox"
-    return on_device(model, runtime), EvalTransform(
+    model, data, is_whole = on_device(model, runtime), recipe.data, recipe.data.eval_method == "letterbox"
+    transform = EvalTransform(
         image_size,
         method=data.eval_method,
         resize=data.eval_resize or (image_size if is_whole else round(image_size * 256 / 224)),
@@ -187,6 +183,14 @@ def _frozen(found: FoundWeights, recipe: FrozenRecipe, runtime: Runtime) -> tupl
         truncated=data.truncated,
         fill=fill_colour(found.weights.meta["mean"] if is_whole else HALF),  # HALF keeps cache keys equal
     )
+    choose_attention(model, recipe.machine, runtime, images=sum(map(len, sources)))
+    found.log(journal, random_in_words(recipe.weights, recipe.seed), f"frozen, {transform}")
+    journal.say("warning", *unseen_pixels(found.weights.config, transform.image_size))
+    look, digest = ImagePass(run, recipe, transform, found.weights.meta), weights_digest(model.state_dict())
+    folder = Path(recipe.classifier.cache) if recipe.classifier.cache else run_dir.parent / FEATURES
+    limit = int(recipe.classifier.cache_gib * 2**30)
+
+    return Frozen(run, sets, found, transform, look, model, digest, folder, limit, recipe.weights)
 
 
 def _grid(recipe: Fewshot) -> tuple[float, ...]:
@@ -244,16 +248,6 @@ def score_draw(
     ]
 
 
-def drawn_rows(one: FewshotSet, shots: int, seed: int) -> list[tuple[str | int, ...]]:
-    """Return (data set, seed, class, place, index, key) of drawn images; `s` shots have place < s."""
-    chosen = choose_shots(one.train.labels(), shots, num_classes=one.num_classes, seed=seed).tolist()
-    names = one.train.class_names
-    return [
-        (one.name, seed, names[i // shots], i % shots, sample, one.train.key(sample))
-        for i, sample in enumerate(chosen)
-    ]
-
-
 def _table(recipe: Fewshot, sets: list[FewshotSet], lines: list[Line]) -> dict[str, Any]:
     """Return the accuracies at the regularisers chosen per number of shots, by the mean over seeds."""
     f, grid = recipe.fewshot, _grid(recipe)
@@ -277,23 +271,4 @@ def _table(recipe: Fewshot, sets: list[FewshotSet], lines: list[Line]) -> dict[s
         "data_sets": rows,
         "baselines": {one.name: baselines(one.test.labels(), one.num_classes) for one in sets},
         "total": sum(len(one.test) for one in sets),
-    }
-
-
-def _write_files(recipe: Fewshot, sets: list[FewshotSet], lines: list[Line], run_dir: Path) -> None:
-    write_csv(run_dir / SCORES, [Line._fields, *lines])
-    most = max(recipe.fewshot.shots)
-    drawn = [row for one in sets for seed in recipe.fewshot.seeds for row in drawn_rows(one, most, seed)]
-    write_csv(run_dir / CHOSEN, [("data_set", "seed", "class", "place", "index", "key"), *drawn])
-
-
-def _provenance(recipe: Fewshot, frozen: Frozen) -> dict[str, Any]:
-    f = recipe.fewshot
-    return {
-        **frozen.used,
-        "shots": list(f.shots),
-        "l2": f.l2 if f.choose_l2 == "fixed" else list(L2_GRID),
-        "choose_l2": f.choose_l2,
-        "float64": f.float64,
-        "seeds": list(f.seeds),
     }

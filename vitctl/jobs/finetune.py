@@ -18,7 +18,6 @@ from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import checked_steps, fitted_recipe
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.checks import check_kept_head
 from vitctl.jobs.inputs.data import (
     Inputs,
     at_size,
@@ -44,9 +43,8 @@ from vitctl.jobs.training import (
     within,
 )
 from vitctl.models.blocks import freeze, trainable
-from vitctl.models.build import Model
 from vitctl.models.lora import adapt
-from vitctl.models.variants import check_lora, unseen_pixels
+from vitctl.models.variants import unseen_pixels
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import Finetune, frozen_places, rates_in_words, rates_of
 from vitctl.system.pool import default_workers
@@ -95,8 +93,6 @@ def finetune(
     if data.synthetic:  # the weights may decide their size
         train_on, score_on = open_training_images(data, run_dir)
     assert train_on is not None
-    names = found.weights.meta.get("class_names") or []
-    check_kept_head(recipe, found.path, found.weights.config, names, train_on.class_names)
     recipe = fitted_recipe(recipe, len(train_on))
     run = start_run(recipe, run_dir, report, stop, score_on, inputs.tested, train_on, act=act)
     found = checked_by_one(found, run.runtime)
@@ -212,8 +208,11 @@ def _repeat(
 
 
 def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
-    """Return the mean and population deviation of the accuracies of several seeds, and each of them."""
-    accuracies = [one.score.accuracy for one in repeated]
+    """Return the mean and population deviation of the accuracies of several seeds, and each of them; also
+    the mean of evaluation.metric, if it is another.
+    """
+    accuracies, metric = [one.score.accuracy for one in repeated], repeated[0].score.metric
+    deciding = {metric: statistics.fmean(one.score.number for one in repeated), "metric": metric}
     by_seed = {
         str(one.value): {"accuracy": one.score.accuracy, "correct": one.score.correct} for one in repeated
     }
@@ -222,15 +221,8 @@ def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
         "std": statistics.pstdev(accuracies),
         "total": repeated[0].score.total,
         "by_seed": by_seed,
-        **_deciding([one.score for one in repeated]),
+        **(deciding if metric != "accuracy" else {}),
     }
-
-
-def _deciding(scores: Sequence[Score]) -> dict[str, Any]:
-    """Return the mean of evaluation.metric and its name, if it is not accuracy."""
-    metric = scores[0].metric
-    mean = statistics.fmean(score.number for score in scores)
-    return {} if metric == "accuracy" else {metric: mean, "metric": metric}
 
 
 def _score_identity(recipe: Finetune, start: _Start, train_on: Source, score_on: Source) -> dict[str, Any]:
@@ -274,7 +266,15 @@ def _train(
     if recipe.finetune.head == "random":
         draw_head(model, recipe.finetune.head_std, recipe.seed)
     freeze(model, frozen_places(recipe, model.config))
-    adapted = _adapted(model, recipe, found)
+    adapted, lora = dict[str, Any](), recipe.lora
+    if lora.rank:
+        sizes: dict[str, Any] = {"rank": lora.rank, "alpha": lora.alpha, "dropout": lora.dropout}
+        adapt(model, lora.targets, lora.blocks, **sizes, seed=recipe.seed)
+        adapted["lora"] = {
+            **lora.model_dump(mode="json"),
+            "from_sha256": found.weights.digest,
+            "from_image_size": found.weights.config.image_size,
+        }
     counts = [sum(p.numel() for p in some) for some in (trainable(model).values(), model.parameters())]
     if counts[0] < counts[1]:
         lines.append(f"{counts[0]:,} of {counts[1]:,} parameters trained, the others frozen: those layers "
@@ -302,27 +302,3 @@ def _train(
     used |= adapted | rates | dropout_draws(recipe, model.config, run.folder) | head_used(recipe, run)
     used |= teacher_used(recipe, start.teacher)
     return score, used
-
-
-def _adapted(model: Model, recipe: Finetune, found: FoundWeights) -> dict[str, Any]:
-    """Add the adapters of [lora] to a model. Return their provenance, empty without adapters."""
-    lora = recipe.lora
-    if not lora.rank:
-        return {}
-    check_lora(model.config, lora.blocks)
-    adapt(
-        model,
-        lora.targets,
-        lora.blocks,
-        rank=lora.rank,
-        alpha=lora.alpha,
-        dropout=lora.dropout,
-        seed=recipe.seed,
-    )
-    return {
-        "lora": {
-            **lora.model_dump(mode="json"),
-            "from_sha256": found.weights.digest,
-            "from_image_size": found.weights.config.image_size,
-        }
-    }

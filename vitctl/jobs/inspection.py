@@ -268,7 +268,10 @@ def _draw_rollout(subject: Subject) -> Drawn:
     assert isinstance(config, ViTConfig)
     masks = (seen.mask, seen.mask_without_identity)
     overlays = [overlay(subject.images, mask.float(), pixels_per_patch(config)) for mask in masks]
-    predictions = _predictions(subject)
+    predictions = [""] * len(chosen)
+    class_names = distinct(subject.found.weights.meta.get("class_names") or ())
+    if seen.logits.shape[1] and class_names and subject.found.weights.has_head:
+        predictions = [class_names[best] for best in seen.logits.argmax(dim=1).tolist()]
     of = "class token" if config.prefix_tokens else "mean of the patches"
 
     def heading(what: str, most: int) -> Heading:
@@ -311,16 +314,6 @@ def _caption(chosen: ChosenImages, number: int, prediction: str) -> str:
     label = chosen.labels[number]
     first = chosen.class_names[label] if label >= 0 else Path(chosen.names[number]).stem
     return "\n".join(map(one_line, [first, f"predicted: {prediction}"] if prediction else [first]))
-
-
-def _predictions(subject: Subject) -> list[str]:
-    """Return each image's most likely class in words; empty strings without a head or class names."""
-    assert subject.seen is not None
-    names = distinct(subject.found.weights.meta.get("class_names") or ())
-    logits = subject.seen.logits
-    if not logits.shape[1] or not names or not subject.found.weights.has_head:
-        return [""] * len(logits)
-    return [names[best] for best in logits.argmax(dim=1).tolist()]
 
 
 DRAW: dict[str, Callable[[Subject], Drawn]] = {
@@ -407,9 +400,15 @@ def inspect(
         figure = draw_position_similarity(panels, heading)
         files = _saved(figure, folder, "position_similarity")
         rows.append(Row("all", "position_similarity", "side by side", files))
-    about = {"format": "vitctl-inspect/1", **computed(runtime, attention_of(subject.model))}
-    about["images"] = _about(chosen, seed)
-    _write_numbers(folder / NUMBERS, {**about, "weights": numbers})
+    about: dict[str, Any] = {"format": "vitctl-inspect/1", **computed(runtime, attention_of(subject.model))}
+    about["images"] = {"num_images": 0}
+    if chosen is not None:
+        labels = [chosen.class_names[label] if label >= 0 else None for label in chosen.labels]
+        about["images"] = {"num_images": len(chosen), "from": chosen.text, "seed": seed}
+        about["images"] |= {"names": list(chosen.names), "labels": labels}
+    text = json_text({**about, "weights": numbers}, indent=1)
+    on_one_line = _NUMBER_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
+    write_text(folder / NUMBERS, on_one_line + "\n")
     return rows
 
 
@@ -454,22 +453,3 @@ def _draw_all(subject: Subject, folder: Path) -> tuple[list[Row], dict[str, Any]
 
 def _saved(figure: Any, folder: Path, name: str) -> tuple[Path, ...]:
     return tuple(save_figure(figure, folder / f"{name}.{kind}") for kind in ("png", "svg"))
-
-
-def _about(chosen: ChosenImages | None, seed: int) -> dict[str, Any]:
-    if chosen is None:
-        return {"num_images": 0}
-    labels = [chosen.class_names[label] if label >= 0 else None for label in chosen.labels]
-    return {
-        "num_images": len(chosen),
-        "from": chosen.text,
-        "seed": seed,
-        "names": list(chosen.names),
-        "labels": labels,
-    }
-
-
-def _write_numbers(path: Path, value: Any) -> None:
-    """Write JSON with every list of numbers on one line."""
-    text = json_text(value, indent=1)
-    write_text(path, _NUMBER_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n")

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from vitctl.data.datasets.catalog import find_data_set, is_photographs, known_size, no_data
 from vitctl.data.source.locate import locate_splits, no_index
@@ -27,7 +27,7 @@ from vitctl.jobs.inputs.checks import (
     StoredNetwork,
     check_heads,
     check_scored_head,
-    find_network,
+    network_of,
 )
 from vitctl.jobs.inputs.data import (
     FewshotSet,
@@ -79,6 +79,7 @@ from vitctl.recipe.schema import (
     Pretrain,
     Probe,
     Vtab,
+    WeightsRecipe,
     frozen_places,
     lora_of,
     rates_in_words,
@@ -86,9 +87,6 @@ from vitctl.recipe.schema import (
 )
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.remote import is_remote
-
-if TYPE_CHECKING:
-    from vitctl.jobs.inputs.weights import WeightsRecipe
 
 CURVE_POINTS = 9
 LOOKUP_SECONDS = 2.0  # timeout of each of a plan's two requests: the list of splits, and their sizes
@@ -331,8 +329,7 @@ def _networks(recipe: Pretrain | Finetune, size: "_Size") -> tuple[Config, Confi
         notes.append(uneven.note)
     if isinstance(recipe, Pretrain):
         return recipe.network(size.num_classes), None, notes
-    wanted = recipe.weights
-    found = find_network(wanted.source, which=wanted.which, model=wanted.model, classifier=wanted.classifier)
+    found = network_of(recipe)
     place, *warnings = _of_weights(recipe, found)
     notes += [*filter(None, [found.taken]), f"weights from {place}", *warnings]
     if recipe.sweep.lrs:
@@ -356,7 +353,7 @@ def _networks(recipe: Pretrain | Finetune, size: "_Size") -> tuple[Config, Confi
     return config, teacher, notes
 
 
-def _of_weights(recipe: "WeightsRecipe", found: StoredNetwork) -> list[str]:
+def _of_weights(recipe: WeightsRecipe, found: StoredNetwork) -> list[str]:
     """Return notes on stored weights: their place with the licence, and what a job will warn about."""
     licence = found.meta.get("licence", "")
     place = found.path + (f"; licence: {licence}" if licence else "")
@@ -496,14 +493,7 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
 
     Nothing is downloaded; a remote index has a timeout of a few seconds. Raises VitctlError.
     """
-    wanted = recipe.weights
-    found = find_network(
-        wanted.source,
-        which=wanted.which,
-        model=wanted.model,
-        job=recipe.job,
-        classifier=wanted.classifier,
-    )
+    found = network_of(recipe)
     weights, *warnings = _of_weights(recipe, found)
     side, config = recipe.data.image_size, found.config
     if isinstance(recipe, FrozenRecipe):
@@ -530,8 +520,6 @@ def _add_tasks(plan: ScoringPlan, recipe: Vtab) -> None:
     if recipe.data.path and not Path(recipe.data.path).is_dir():
         raise DataError(recipe.data.path, "no such folder; it should hold a folder of shards for each task")
     plan.images = [(task.name, (known_size(task.data_set, task.test) or (0, 0))[0]) for task in tasks]
-    if recipe.vtab.light:
-        return
     lengths = recipe.vtab.sweep_steps or (recipe.schedule.total_steps,)
     tried = [length for length in lengths for _ in recipe.vtab.sweep_lrs or (recipe.optimizer.lr,)]
     tried = tried if len(tried) > 1 else []

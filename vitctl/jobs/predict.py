@@ -273,7 +273,8 @@ class Classifier:
         """Return the logits `[N, K]` on the CPU; N is 1 for a single image. Raises as a call does."""
         if not self._opened.network.has_head:
             raise no_head(self._opened.path)
-        return torch.cat([_told(outputs.logits) for outputs in self._outputs(images, with_features=False)])
+        found = (outputs.logits for outputs in self._outputs(images, with_features=False))
+        return torch.cat([logits for logits in found if logits is not None])
 
     @explaining()
     def features(self, images: GivenImage | Sequence[GivenImage]) -> Tensor:
@@ -282,7 +283,8 @@ class Classifier:
             raise CheckpointError(
                 self._opened.path, "has no features output", "use the run that it was exported from"
             )
-        return torch.cat([_told(outputs.features) for outputs in self._outputs(images, with_features=True)])
+        found = (outputs.features for outputs in self._outputs(images, with_features=True))
+        return torch.cat([features for features in found if features is not None])
 
     def _outputs(
         self, images: GivenImage | Sequence[GivenImage], *, with_features: bool
@@ -330,11 +332,6 @@ def _pillow(image: Any) -> Image.Image:
         what = f"{image.dtype} {list(image.shape)}" if is_array else type(image).__name__
         raise BadSample("should be a path, a PIL.Image.Image or a NumPy array, uint8 [H, W, 3]", f"is {what}")
     return Image.fromarray(image)
-
-
-def _told(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return tensor
 
 
 def check_counts(**counts: int) -> None:

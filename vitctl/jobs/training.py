@@ -44,7 +44,6 @@ from vitctl.jobs.record.result import (
     RunResult,
     choose_weights,
     data_used,
-    logged_probes,
     logged_scores,
     logged_test,
 )
@@ -233,13 +232,6 @@ def shown(transform: EvalTransform) -> dict[str, Any]:
     }
 
 
-def _network_digest(found: FoundWeights) -> str:
-    """Return a digest of what tensors alone do not tell of a network: configuration and normalisation."""
-    meta = found.weights.meta
-    described = [repr(found.weights.config), list(meta["mean"]), list(meta["std"])]
-    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
-
-
 def stated(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the weights' licence and its address, if known: everything made from them keeps both."""
     return {key: meta[key] for key in ("licence", "licence_link") if meta.get(key)}
@@ -258,11 +250,16 @@ def weights_used(found: FoundWeights, section: StartWeights) -> dict[str, Any]:
 
 
 def weights_scored(found: FoundWeights) -> dict[str, Any]:
-    """Return the provenance of the weights that a result scores."""
+    """Return the provenance of the weights that a result scores.
+
+    `network_sha256` is of what tensors alone do not tell of a network: configuration and normalisation.
+    """
+    meta = found.weights.meta
+    described = [repr(found.weights.config), list(meta["mean"]), list(meta["std"])]
     return {
         "weights": found.path,
         "weights_sha256": found.weights.digest,
-        "network_sha256": _network_digest(found),
+        "network_sha256": hashlib.sha256(json.dumps(described).encode()).hexdigest(),
         **found.chosen.used("weights"),
         **stated(found.weights.meta),
         "assumed": dict(found.assumed),
@@ -319,8 +316,12 @@ def training_result(
     if scored is not None and score is not None:
         metrics |= baselines(scored.labels(), len(scored.class_names))
         metrics["accuracy_interval"] = wilson(score.correct, score.total)
-    if chosen.step is not None:
-        metrics |= logged_probes(run_dir, chosen.step)
+    metrics |= {
+        f"{record['shots']}-shot": record["accuracy"]
+        for record in read_records(run_dir / LOG)
+        if (record.get("kind"), record.get("step")) == ("fewshot", chosen.step)
+        and {"shots", "accuracy"} <= record.keys()
+    }
     if tested := used.get("test"):
         test = logged_test(run_dir, chosen.step, tested["data_sha256"])
         assert test is not None

@@ -4,43 +4,37 @@ It also writes the table of the tasks, with the paper's numbers.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from vitctl.data.datasets.vtab import GROUPS, SUITES, VtabTask
 from vitctl.data.datasets.vtab_images import TaskData
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
-from vitctl.data.source.views import Source, source_text
+from vitctl.data.source.views import source_text
 from vitctl.engine.assemble import Images, RunContext
 from vitctl.engine.checkpoint import newest_checkpoint
-from vitctl.engine.computation import choose_attention, computed_training, dropout_draws, settled
+from vitctl.engine.computation import computed_training, dropout_draws, settled
 from vitctl.engine.evaluation import Score
-from vitctl.engine.fewshot_ridge import fit_and_score
 from vitctl.engine.journal import AVERAGE, CHECKPOINTS, Report, silent
-from vitctl.engine.metrics import baselines, count_by_class, mean_per_class
+from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import TASK_IMAGES, fitted_recipe, warmup_of
 from vitctl.jobs.inputs.data import Inputs, chosen_tasks, open_inputs
 from vitctl.jobs.inputs.weights import (
     FoundWeights,
     check_found,
-    loaded_model,
     random_in_words,
     transferred_model,
     weights_of,
 )
-from vitctl.jobs.lr_sweep import Scored, read_or_train
+from vitctl.jobs.lr_sweep import SWEEP, Scored, read_or_train
 from vitctl.jobs.record.result import DATA_DIGEST, RunResult, recipe_digest
 from vitctl.jobs.training import (
     WHOLE,
     Act,
-    ImagePass,
     check_whole,
     on_device,
     shown,
@@ -49,7 +43,6 @@ from vitctl.jobs.training import (
     weights_used,
     within,
 )
-from vitctl.models.build import Model, build
 from vitctl.models.variants import downstream, unseen_pixels
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.neutral_keys import RESULT_NEUTRAL
@@ -58,8 +51,7 @@ from vitctl.recipe.schema import Vtab, rates_in_words, rates_of
 from vitctl.system.files import write_csv
 from vitctl.system.text import count_text
 
-JOB = "vtab-task"
-L2S = tuple(2.0**power for power in range(-2, 17, 3))  # of the linear classifier
+JOB, TASKS = "vtab-task", "tasks"
 # Keys left out of a run's recipe digest: images and weights have their own digests, and the resolved
 # `precision` is recorded.
 _FREE = (*RESULT_NEUTRAL, "vtab.", "machine.precision", "data.path", "data.allow_partial", "weights.source")
@@ -120,19 +112,6 @@ def settings(recipe: Vtab) -> list[Setting]:
     ]
 
 
-def tune(context: SuiteContext, data: TaskData, setting: Setting) -> Score:
-    """Train on the 800 images, score on the 200: the only images that a setting may be chosen by."""
-    folder = context.run.folder / "sweep" / data.task.name / setting.name
-    seed = context.recipe.vtab.seeds[0]
-    return _fine_tuned(context, data, setting, seed, folder, ("train800", "val200"))
-
-
-def fine_tune(context: SuiteContext, data: TaskData, setting: Setting, seed: int) -> Score:
-    """Train on all 1,000 images, score on the entire test split."""
-    folder = context.run.folder / "tasks" / data.task.name / setting.name / f"seed_{seed}"
-    return _fine_tuned(context, data, setting, seed, folder, ("train", "test"))
-
-
 def score_identity(
     context: SuiteContext, recipe: Vtab, data: TaskData, train_on: str, score_on: str
 ) -> dict[str, Any]:
@@ -152,14 +131,17 @@ def score_identity(
         "precision": context.run.runtime.precision,
         "from_sha256": context.found.weights.digest,
         "initialise": recipe.weights.initialise,
-        "protocol": "light" if recipe.vtab.light else "fine-tuning",
+        "protocol": "fine-tuning",
         "recipe_sha256": recipe_digest(recipe, _FREE, context.rates),
     }
 
 
-def _fine_tuned(
-    context: SuiteContext, data: TaskData, setting: Setting, seed: int, folder: Path, splits: tuple[str, str]
+def fine_tune(
+    context: SuiteContext, data: TaskData, setting: Setting, seed: int, part: str, splits: tuple[str, str]
 ) -> Score:
+    """Train on the first of the splits and score on the second, in a folder of PART/TASK/SETTING."""
+    folder = context.run.folder / part / data.task.name / setting.name
+    folder = folder / f"seed_{seed}" if part == TASKS else folder
     length = {"total_steps": setting.total_steps, "warmup_steps": setting.warmup_steps}
     schedule = length | {"warmup_epochs": 0.0}
     recipe = context.recipe.model_copy(
@@ -233,50 +215,8 @@ def _augmentation(context: SuiteContext, data: TaskData) -> TrainTransform:
     )
 
 
-def score_features(context: SuiteContext, data: TaskData) -> Score:
-    """Fit on the 800 images per regulariser, choose by the 200, refit on all 1,000, score on the test split.
-
-    Every task has its own regulariser, the smallest of the best. The score is kept in
-    RUN/light/NAME/result.json.
-    """
-    folder = context.run.folder / "light" / data.task.name
-
-    def make() -> Scored:
-        model = _frozen(context)
-        look = ImagePass(context.run, context.recipe, scored_as(context), context.found.weights.meta)
-        x800, x200, x_test = (
-            look(model, source, everywhere=True) for source in (data.train800, data.val200, data.test)
-        )
-        y800, y200 = (torch.from_numpy(source.labels()) for source in (data.train800, data.val200))
-        fit = partial(fit_and_score, num_classes=data.task.num_classes)
-        tried = [_score(fit(x800, y800, x200, l2=l2), data.val200).correct for l2 in L2S]
-        l2 = L2S[tried.index(max(tried))]
-        scores = fit(torch.cat([x800, x200]), torch.cat([y800, y200]), x_test, l2=l2)
-        return _score(scores, data.test), {"l2": l2}
-
-    must_match = score_identity(context, context.recipe, data, "train", "test")
-    return read_or_train(folder, context.run.runtime, must_match, make, job=JOB)
-
-
-def _score(scores: Tensor, source: Source) -> Score:
-    labels = source.labels()
-    right = (scores.argmax(dim=1).numpy() == labels)[:, None]
-    by_class = count_by_class(right, labels, len(source.class_names))
-    return Score(int(right.sum()), len(labels), {"mean_per_class": mean_per_class(by_class)})
-
-
-def _frozen(context: SuiteContext) -> Model:
-    recipe, runtime = context.recipe, context.run.runtime
-    model, _ = loaded_model(context.found, context.image_size, runtime.dtype)
-    if recipe.weights.initialise == "random":
-        model = build(model.config, seed=recipe.seed, dtype=runtime.dtype)
-    choose_attention(model, recipe.machine, runtime, lanes=recipe.schedule.lanes > 0)
-    return on_device(model, runtime)
-
-
 TABLE = "table.csv"
 PROTOCOL = "fine-tuning, 1,000 images per task, one setting for all tasks"
-LIGHT = "light: a linear classifier on frozen features, not the protocol of VTAB"
 
 
 def vtab(
@@ -295,7 +235,7 @@ def vtab(
     is the same for any number of them.
 
     Args:
-        run_dir: gets table.csv, and sweep/, tasks/ and light/ with a folder for each run.
+        run_dir: gets table.csv, and sweep/ and tasks/ with a folder for each run.
         act: called with each prepared training instead of `fit`, see `RunContext`.
 
     Returns:
@@ -318,25 +258,23 @@ def vtab(
     check_found(runtime, found, read)
     context = SuiteContext(recipe, run, found)
     text = f"{count_text(len(tasks), 'task')}, {count_text(len(recipe.vtab.seeds), 'seed')} each"
-    text += "" if recipe.vtab.light else f"; {rates_in_words(recipe, context.rates)}"
-    found.log(journal, random_in_words(recipe.weights, recipe.seed), text)
+    rates = rates_in_words(recipe, context.rates)
+    found.log(journal, random_in_words(recipe.weights, recipe.seed), f"{text}; {rates}")
     journal.say("warning", *unseen_pixels(found.weights.config, recipe.data.image_size))
 
-    chosen, swept = (None, []) if recipe.vtab.light else _best_setting(context, data)
+    chosen, swept = _best_setting(context, data)
     scores: dict[str, list[Score]] = {}
     for task in data:
         name = task.task.name
-        scores[name] = (
-            [fine_tune(context, task, chosen, seed) for seed in recipe.vtab.seeds]
-            if chosen
-            else [score_features(context, task)]
-        )
+        scores[name] = [
+            fine_tune(context, task, chosen, seed, TASKS, ("train", "test")) for seed in recipe.vtab.seeds
+        ]
         values = [score.accuracy for score in scores[name]]
         journal.write(
             "task", step=0, task=name, group=task.task.group, accuracy=float(np.mean(values)), seeds=values
         )
     check_whole(run.shards, runtime)  # training images, too
-    table = make_vtab_table(data, scores, num_tasks=len(SUITES[recipe.vtab.suite]), light=recipe.vtab.light)
+    table = make_vtab_table(data, scores, num_tasks=len(SUITES[recipe.vtab.suite]))
     if runtime.is_main:
         write_vtab_table(run_dir / TABLE, table)
     return RunResult(
@@ -355,7 +293,11 @@ def _best_setting(context: SuiteContext, data: Sequence[TaskData]) -> tuple[Sett
         return tried[0], []
     rows: list[dict[str, Any]] = []
     for setting in tried:
-        accuracies = {task.task.name: tune(context, task, setting).accuracy for task in data}
+        # 200 of the 1,000 images, which the others do not train on: a setting may be chosen by no others.
+        first, splits = context.recipe.vtab.seeds[0], ("train800", "val200")
+        accuracies = {
+            task.task.name: fine_tune(context, task, setting, first, SWEEP, splits).accuracy for task in data
+        }
         mean = float(np.mean(list(accuracies.values())))
         rows.append(
             {"lr": setting.lr, "total_steps": setting.total_steps, "val200": mean, "tasks": accuracies}
@@ -369,34 +311,32 @@ def _best_setting(context: SuiteContext, data: Sequence[TaskData]) -> tuple[Sett
     return tried[best], rows
 
 
-def _provenance(context: SuiteContext, data: Sequence[TaskData], setting: Setting | None) -> dict[str, Any]:
+def _provenance(context: SuiteContext, data: Sequence[TaskData], setting: Setting) -> dict[str, Any]:
     recipe = context.recipe
-    chosen: dict[str, Any] = {}
     body = downstream(
         context.found.weights.config, num_classes=0, image_size=context.image_size, **context.rates
     )
-    if setting:
-        chosen = {"lr": setting.lr, "total_steps": setting.total_steps, "warmup_steps": setting.warmup_steps}
-        length = {"schedule": recipe.schedule.model_copy(update={"total_steps": setting.total_steps})}
-        recipe = settled(
-            recipe.model_copy(update=length), context.run.runtime, body, context.run.folder, TASK_IMAGES
-        )
-        chosen |= context.rates | dropout_draws(recipe, body, context.run.folder)
+    length = {"schedule": recipe.schedule.model_copy(update={"total_steps": setting.total_steps})}
+    recipe = settled(
+        recipe.model_copy(update=length), context.run.runtime, body, context.run.folder, TASK_IMAGES
+    )
     return weights_used(context.found, recipe.weights) | {
         "suite": recipe.vtab.suite,
-        "protocol": "light" if recipe.vtab.light else "fine-tuning",
+        "protocol": "fine-tuning",
         **computed_training(recipe, context.run.runtime, body),
         **shown(scored_as(context)),
         "augment": recipe.data.augment,
         "seeds": list(recipe.vtab.seeds),
-        **chosen,
+        **asdict(setting),
+        **context.rates,
+        **dropout_draws(recipe, body, context.run.folder),
         **DATA_DIGEST,
         "tasks": {task.task.name: _images(context, task) for task in data},
     }
 
 
 def _images(context: SuiteContext, data: TaskData) -> dict[str, Any]:
-    augments = context.recipe.data.augment == "bit" and not context.recipe.vtab.light
+    augments = context.recipe.data.augment == "bit"
     return {
         "train_split": data.names["train"],
         "train_sha256": data.train.digest,
@@ -412,14 +352,13 @@ def _images(context: SuiteContext, data: TaskData) -> dict[str, Any]:
 
 
 def make_vtab_table(
-    data: Sequence[TaskData], scores: Mapping[str, Sequence[Score]], *, num_tasks: int, light: bool
+    data: Sequence[TaskData], scores: Mapping[str, Sequence[Score]], *, num_tasks: int
 ) -> dict[str, Any]:
     """Return all numbers of the table, as shares 0..1.
 
     Args:
         scores: per task, one for each seed.
         num_tasks: in the full suite; with fewer, the table is partial.
-        light: whether the scores are those of the light protocol.
 
     Returns:
         `mean`, the plain mean over the tasks, which is the VTAB score, and its deviation over the seeds; the
@@ -434,7 +373,7 @@ def make_vtab_table(
     by_seed = np.array([[score.accuracy for score in scores[task.name]] for task in tasks]).mean(axis=0)
     groups = group_means(tasks, means)
     table = {
-        "protocol": LIGHT if light else PROTOCOL,
+        "protocol": PROTOCOL,
         "mean": float(np.mean(list(means.values()))),
         "std": float(by_seed.std()),
         "mean_of_groups": float(np.mean(list(groups.values()))),

@@ -195,6 +195,8 @@ def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> d
     # A cosine ended at 0 once, whatever end_lr was.
     if values.get("schedule.decay") == '"cosine"' and float(values["schedule.end_lr"]):
         values["schedule.end_lr"] += " (of the cosine)"
+    if recipe.job == "vtab" and not "vtab.light".startswith(free):
+        values["vtab.light"] = "false"  # a key once; digests keep it
     return values
 
 

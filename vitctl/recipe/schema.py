@@ -585,10 +585,6 @@ class Suite(Section):
         unit="steps",
         source="B.1.1",
     )
-    light: bool = knob(
-        False,
-        "a linear classifier on frozen features instead of fine-tuning: a quick estimate, not the protocol",
-    )
     keep_checkpoints: bool = knob(
         False, "keep the fine-tuned weights of finished runs; else only their results are kept"
     )
@@ -629,6 +625,7 @@ REMOVED = {
     "machine.attention": Removed({"mixed": "math"}, "set 'math' or 'fused', or leave it out"),
     "machine.linear": Removed(dict.fromkeys(("auto", "torch", "onednn")), "torch multiplies; leave it out"),
     "machine.sharding": Removed({"zero1": "none"}, "set 'fsdp', or 'hsdp' on several machines"),
+    "vtab.light": Removed({False: None, True: None}, "`vitctl probe` scores frozen features"),
     "machine.engine": Removed({"onnxruntime": None}, "to run an ONNX file in OpenVINO, open it there"),
 }
 
@@ -1016,6 +1013,7 @@ class ExportRecipe(Recipe):
         )
 
 
+WeightsRecipe = Evaluate | ExportRecipe | FrozenRecipe | Finetune | Vtab
 JOBS: dict[str, type[Recipe]] = {
     "pretrain": Pretrain,
     "finetune": Finetune,

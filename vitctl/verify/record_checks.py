@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from typing import Any, TypeVar
 
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source, split_sources
@@ -30,7 +28,6 @@ from vitctl.engine.journal import (
     tensors_file,
 )
 from vitctl.engine.trace import (
-    MOST_STEPS,
     StartLine,
     Steps,
     read_steps,
@@ -58,34 +55,12 @@ T = TypeVar("T")
 _OTHER = "has not the digest that the result names: it was changed, cut, or is of another run"
 
 
-# A file's `end_of`; what earlier releases recorded instead is not compared.
-End = Annotated[str, AfterValidator(lambda end: end if ":" in end else "")]
-
-
-class ResultFields(BaseModel):
-    """The fields of a result that are compared with the run's other files."""
-
-    model_config = ConfigDict(strict=True)
-
-    weights_step: int | None = Field(None, ge=0, le=MOST_STEPS)
-    weights_averaged: bool = False
-    weights_sha256: str = ""
-    recipe_sha256: str = ""
-    train_sha256: str = ""
-    data_sha256: str = ""
-    log_end: End = Field("", alias="log.jsonl")
-    steps_end: End = Field("", alias="steps.jsonl")
-    result_digest: str = Field("", alias="result.json")
-    checkpoints: dict[str, str] = {}
-
-
 @dataclass
 class Training:
     """The records of a run, or of one training inside it; `problems` are files that cannot be read."""
 
     folder: Path
     result: RunResult | None = None
-    recorded: ResultFields = field(default_factory=lambda: ResultFields.model_validate({}))
     steps: Steps | None = None
     problems: list[Finding] = field(default_factory=list)
 
@@ -97,19 +72,19 @@ class Training:
     def last_start(self) -> StartLine | None:
         return self.steps.starts[-1] if self.steps is not None and self.steps.starts else None
 
+    def used(self, name: str) -> Any:
+        """Return a field of the result's provenance; None if there is none."""
+        return self.result.provenance.get(name) if self.result is not None else None
+
+    def end(self, name: str) -> str:
+        """Return how a record ends by the result; what earlier releases noted instead is not compared."""
+        end: str = self.result.record.get(name, "") if self.result is not None else ""
+        return end if ":" in end else ""
+
 
 def read_training(folder: Path) -> Training:
     training = Training(folder)
     training.result = _read("result", partial(read_result, own=False), training)
-    if training.result is not None:
-        try:
-            fields = training.result.provenance | training.result.record
-            training.recorded = ResultFields.model_validate(fields)
-        except ValidationError as error:
-            first = error.errors(include_input=False)[0]
-            where = f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg'].lower()}"
-            training.problems.append(differs("result", f"{folder / RESULT}: {where}; it was changed"))
-            training.result = None
     training.steps = _read("steps", read_steps, training)
     return training
 
@@ -138,7 +113,7 @@ def check_records(training: Training, *, is_traced: bool) -> Iterator[Finding]:
 
 
 def _check_steps(training: Training, is_traced: bool) -> Finding:
-    folder, steps, end = training.folder, training.steps, training.recorded.steps_end
+    folder, steps, end = training.folder, training.steps, training.end(STEP_RECORDS)
     path = folder / STEP_RECORDS
     if steps is None:
         if end:
@@ -150,7 +125,7 @@ def _check_steps(training: Training, is_traced: bool) -> Finding:
         return unchecked("steps", "not recorded: log.trace = false")
     if end and not begins(path, end):
         return differs("steps", f"{path}: {_OTHER}")
-    gaps, last_step = list(steps.gaps), training.recorded.weights_step or 0
+    gaps, last_step = list(steps.gaps), training.used("weights_step") or 0
     if training.finished and last_step > steps.last:
         gaps.append((steps.last + 1, last_step))
     starts = f", {len(steps.starts)} starts" if len(steps.starts) > 1 else ""
@@ -166,7 +141,7 @@ def _check_steps(training: Training, is_traced: bool) -> Finding:
 
 
 def _check_log(training: Training) -> Finding:
-    path, end = training.folder / LOG, training.recorded.log_end
+    path, end = training.folder / LOG, training.end(LOG)
     try:
         records = read_records(path)
         if end and records and not begins(path, end):
@@ -187,7 +162,7 @@ def _compared(end: str) -> str:
 def _check_checkpoints(training: Training, intact: list[SavedCheckpoint]) -> Iterator[Finding]:
     """Check each checkpoint of a folder; add the unchanged ones to `intact`."""
     paths = sorted(step_folders(training.folder / CHECKPOINTS))
-    named = training.recorded.checkpoints
+    named = training.result.record.get(CHECKPOINTS, {}) if training.result is not None else {}
     for path in paths:
         try:
             saved = read_checkpoint(path)
@@ -206,12 +181,13 @@ def _check_checkpoints(training: Training, intact: list[SavedCheckpoint]) -> Ite
 
 
 def _check_result(training: Training) -> Finding:
-    path, result, digest = training.folder / RESULT, training.result, training.recorded.result_digest
+    path, result = training.folder / RESULT, training.result
     if result is None:
         steps = [one for one in read_records(training.folder / LOG) if one.get("kind") == "train"]
         if steps and steps[-1].get("step") == steps[-1].get("total_steps"):
             return unproven("result", f"{path}: missing, though the last step is done")
         return unchecked("result", "missing: the run is not finished")
+    digest = result.record.get(RESULT, "")
     if digest not in ("", published_digest(result)):
         return differs("result", f"{path}: its digest is not that of its contents; it was changed")
     if result.status != "done":
@@ -227,22 +203,21 @@ def _check_result(training: Training) -> Finding:
 
 def _check_weights(training: Training, intact: Sequence[SavedCheckpoint]) -> Iterator[Finding]:
     """Check that the result's weights are those of the checkpoint, its average if it has one."""
-    result, recorded = training.finished, training.recorded
-    saved = next((saved for saved in intact if saved.step == recorded.weights_step), None)
+    result, step = training.finished, training.used("weights_step")
+    saved = next((saved for saved in intact if saved.step == step), None)
     if result is None or result.job not in TRAINING:
         return
     if saved is None:
-        yield unchecked(
-            "weights", f"the checkpoint of step {recorded.weights_step}, of the result, is not here"
-        )
+        yield unchecked("weights", f"the checkpoint of step {step}, of the result, is not here")
         return
     part = AVERAGE if saved.files(AVERAGE) else MODEL
     path = next(iter(saved.files(part)), saved.folder / tensors_file(part))
-    is_same_part = recorded.weights_averaged == (part == AVERAGE)
-    if is_same_part and weights_digest(saved.tensors(part)) == recorded.weights_sha256:
+    digest = result.provenance.get("weights_sha256", "")
+    is_same_part = result.provenance.get("weights_averaged", False) == (part == AVERAGE)
+    if is_same_part and weights_digest(saved.tensors(part)) == digest:
         yield ok("weights", f"{saved.folder.name}/{path.name} are those of the result")
     else:
-        text = f"{path}: not the weights of the result, whose digest is {recorded.weights_sha256[:16]}"
+        text = f"{path}: not the weights of the result, whose digest is {digest[:16]}"
         yield differs("weights", text)
 
 
@@ -252,7 +227,7 @@ def check_recipe(loaded: Loaded, trainings: Sequence[Training]) -> Finding:
     digest = json_digest(deciding_values(recipe))
     starts = [start for training in trainings if training.steps for start in training.steps.starts]
     last = [training.last_start for training in trainings if training.last_start is not None]
-    result, in_result = trainings[0].finished, trainings[0].recorded.recipe_sha256
+    result, in_result = trainings[0].finished, trainings[0].used("recipe_sha256")
     known = [start.recipe_file for start in last if start.recipe_file]
     if result is None or not in_result:
         if not known:
@@ -297,22 +272,19 @@ def check_data(recipe: Recipe, run: Training, scratch: Path, *, reads_bytes: boo
     yield ok("data", f"{counts}: index and labels have the recorded digests")
     if not any(split_sources(source) for source in sources.values()):
         return
-    if reads_bytes:
-        yield _check_bytes(list(sources.values()), scratch)
-    else:
+    if not reads_bytes:
         yield unchecked("shards", "not read: --bytes checks every shard against its index")
-
-
-def _check_bytes(sources: Sequence[Source], scratch: Path) -> Finding:
-    verification = Verification(sources, scratch)
+        return
+    verification = Verification(list(sources.values()), scratch)
     verification.finish(None)
     found = verification.found()
     if found.damaged:
-        return differs("shards", "; ".join(found.damaged[:4]))
-    if found.share < 1:
+        yield differs("shards", "; ".join(found.damaged[:4]))
+    elif found.share < 1:
         text = f"only {found.share:.1%} of their bytes could be read; these are as their index says"
-        return unproven("shards", text)
-    return ok("shards", "every byte as its index says")
+        yield unproven("shards", text)
+    else:
+        yield ok("shards", "every byte as its index says")
 
 
 def _sources(recipe: Recipe, place: Path) -> dict[str, Source]:
@@ -335,14 +307,12 @@ def _sources(recipe: Recipe, place: Path) -> dict[str, Source]:
 
 def _recorded_digests(run: Training) -> dict[str, str]:
     """Return the digest of each split, by name: the result's, otherwise the last start's."""
-    start, recorded = run.last_start, run.recorded
+    start, tested = run.last_start, run.used("test")
     digests = {name: images.sha256 for name, images in start.made_of.images.items()} if start else {}
-    digests |= {"train": recorded.train_sha256} if recorded.train_sha256 else {}
-    digests |= {"score": recorded.data_sha256} if recorded.data_sha256 else {}
-    used = run.result.provenance if run.result is not None else {}
-    tasks, tested = used.get("tasks"), used.get("test")
+    for name, field_name in (("train", "train_sha256"), ("score", "data_sha256")):
+        digests |= {name: run.used(field_name)} if run.used(field_name) else {}
     digests |= {"test": str(tested.get("data_sha256"))} if isinstance(tested, dict) else {}
-    for task, used in (tasks or {}).items():
+    for task, used in (run.used("tasks") or {}).items():
         digests[f"{task} train"] = str(used.get("train_sha256"))
         digests[f"{task} test"] = str(used.get("data_sha256"))
     return digests

@@ -110,21 +110,18 @@ def replay(
     The rest is not proven. `era` contains the steps, and `ranges` are ascending.
     """
     words = ", ".join(f"{first} to {last}" for first, last in ranges)
-    if problem := _not_repeatable(rerun.folder, steps, era, ranges[0][0]):
+    saved, problem = newest_before(rerun.folder, ranges[0][0]), ""
+    changed = identity_differences(era.start.made_of.model_dump(), steps.starts[-1].made_of.model_dump())
+    if era.first > 1 and (saved is None or saved.step < era.first - 1):
+        problem = f"no checkpoint is kept of step {era.first - 1}, where they began in another way"
+    elif changed:
+        problem = f"made with another recipe: {'; '.join(text for _, text in changed)}"
+    if problem:
         return [unproven("replay", f"steps {words}: {problem}")]
     try:
         return _replay(rerun, steps, ranges, progress)
     except VitctlError as error:
         return [unproven("replay", f"steps {words}: {rerun.explained(error)}")]
-
-
-def _not_repeatable(folder: Path, steps: Steps, era: Era, first: int) -> str:
-    """Return why recipe.toml and the kept checkpoints cannot repeat these steps; "" if they can."""
-    saved = newest_before(folder, first)
-    if era.first > 1 and (saved is None or saved.step < era.first - 1):
-        return f"no checkpoint is kept of step {era.first - 1}, where they began in another way"
-    changed = identity_differences(era.start.made_of.model_dump(), steps.starts[-1].made_of.model_dump())
-    return f"made with another recipe: {'; '.join(text for _, text in changed)}" if changed else ""
 
 
 def _replay(rerun: Rerun, steps: Steps, ranges: Sequence[Range], progress: Progress) -> list[Finding]:
@@ -183,7 +180,7 @@ def _environment(start: StartLine) -> dict[str, object]:
 
 
 class _EndError(Exception):
-    """Ends a range at its first difference."""
+    """Ends a range at its first difference, with the finding."""
 
 
 @dataclass
@@ -227,8 +224,8 @@ class _Replay:
                 micro_batches = take(batches, len(self.trainer.own))
                 result = self.trainer.train_step.update(step, micro_batches).result()
                 self._compare_step(step + 1, result, micro_batches)
-        except _EndError:
-            pass
+        except _EndError as end:
+            self.findings.append(end.args[0])
         return self.range
 
     def verdict(self, ranges: Sequence[Range]) -> Finding:
@@ -268,14 +265,10 @@ class _Replay:
                 self.findings.append(differs("replay", text))
 
     def _differs(self, step: int, text: str) -> NoReturn:
-        """Record a difference, and end this range."""
-        self.findings.append(differs("replay", f"step {step}: {text}"))
-        raise _EndError
+        raise _EndError(differs("replay", f"step {step}: {text}"))
 
     def _unproven(self, text: str) -> NoReturn:
-        """Record that steps are not proven, and end this range."""
-        self.findings.append(unproven("replay", text))
-        raise _EndError
+        raise _EndError(unproven("replay", text))
 
     def _bits_differ(self, step: int, text: str) -> None:
         """Record that bits differ, as a difference where they must agree."""

@@ -326,4 +326,4 @@ def test_fit_splits__test_images_of_a_known_set_choose_nothing() -> None:
 )
 def test_roles__are_said_in_one_line(sets: dict[str, object], said: str) -> None:
     recipe = load_recipe("finetune", [Override(*one) for one in sets.items()]).recipe
-    assert roles_note(recipe, 9, 3).startswith(said)  # type: ignore[arg-type]
+    assert roles_note(recipe, 9, 3).startswith(said)

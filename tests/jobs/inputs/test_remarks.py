@@ -43,7 +43,6 @@ def foreign(tmp_path: Path) -> Path:
 
 def _recipe(source: Path) -> Evaluate:
     recipe = load_recipe("evaluate", [("weights.source", str(source)), ("machine.device", "cpu")]).recipe
-    assert isinstance(recipe, Evaluate)
     return recipe
 
 
@@ -130,7 +129,6 @@ def test_remarks__a_recorded_value_that_is_replaced_is_named(
                 given,
             ],
         ).recipe
-        assert isinstance(recipe, Evaluate)
         for said in (open_classifier(recipe).warnings, plan_scoring(recipe).notes):
             named = [line for line in said if "other than the weights record" in line]
             assert len(named) == bool(word and source == pretrained)

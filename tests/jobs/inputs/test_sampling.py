@@ -29,7 +29,6 @@ from vitctl.jobs.inputs.checks import check_recipe
 from vitctl.jobs.inputs.data import (
     check_order,
     default_lanes,
-    label_entropy,
     num_shards,
     open_train,
     sampling_notes,
@@ -282,12 +281,6 @@ def test_check__shards_sorted_by_class_are_one_line(tmp_path: Path) -> None:
         check_recipe(recipe(folder, **values), tmp_path)
     assert "\n" not in str(caught.value)
     check_recipe(recipe(folder, eval_split=""), tmp_path)  # the exact order mixes them
-
-
-def test_label_entropy__is_that_of_the_shares() -> None:
-    assert label_entropy(np.array([0, 1, 2, 3])) == 2
-    assert label_entropy(np.array([5, 5])) == 0
-    assert label_entropy(np.array([[0, 1], [0, -1], [1, -1]])) == 1
 
 
 @pytest.mark.slow

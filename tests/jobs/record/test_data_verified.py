@@ -156,8 +156,11 @@ def test_score__of_a_damaged_shard_is_refused(job: Job, damaged: Path, name: str
 def test_vtab__of_a_damaged_shard_is_refused(pretrained: Path, tmp_path: Path) -> None:
     small = {
         "vtab.suite": "mini",
-        "vtab.light": True,
         "vtab.tasks": ["digits"],
+        "vtab.sweep_lrs": [],
+        "vtab.sweep_steps": [],
+        "schedule.total_steps": 1,
+        "schedule.warmup_steps": 0,
         "data.root": str(tmp_path / "data"),
     }
     values = {**CPU, **small, "weights.source": str(pretrained), "data.image_size": 8}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
+from tests.trained import result_of
 from vitctl.engine.evaluation import Score
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs import training
@@ -41,13 +42,10 @@ def falling(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     return do
 
 
-def result(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "result.json").read_text()))
-
-
 def test_select_best__the_best_checkpoint_stands_for_the_run(falling: Run) -> None:
     folder = falling("a", **{"evaluation.select_best": True})
-    metrics, p = result(folder)["metrics"], result(folder)["provenance"]
+    result = result_of(folder)
+    metrics, p = result["metrics"], result["provenance"]
     assert (metrics["accuracy"], metrics["correct"], metrics["mean_per_class"]) == (12 / 23, 12, 0.5)
     assert metrics["last"] == {
         "step": 8,
@@ -59,7 +57,7 @@ def test_select_best__the_best_checkpoint_stands_for_the_run(falling: Run) -> No
     assert (p["weights_chosen"], p["weights_step"], p["weights_averaged"]) == ("best", 4, True)
     best = read_weights(folder / "checkpoints" / "step_00000004" / "ema.safetensors")
     assert p["weights_sha256"] == weights_digest(best.state)
-    assert result(folder)["files"]["ema"] == str(folder / "checkpoints" / "step_00000004" / "ema.safetensors")
+    assert result["files"]["ema"] == str(folder / "checkpoints" / "step_00000004" / "ema.safetensors")
     found = find_weights(str(folder))
     assert weights_digest(found.weights.state) == p["weights_sha256"]
     assert found.chosen.text == "the Polyak average; the best checkpoint kept, step 4, accuracy 52.17%"
@@ -68,7 +66,7 @@ def test_select_best__the_best_checkpoint_stands_for_the_run(falling: Run) -> No
 
 def test_last__stands_for_any_other_run(falling: Run) -> None:
     folder = falling("a")
-    metrics, p = result(folder)["metrics"], result(folder)["provenance"]
+    metrics, p = result_of(folder)["metrics"], result_of(folder)["provenance"]
     assert (metrics["correct"], "last" in metrics) == (9, False)
     assert (p["weights_chosen"], p["weights_step"]) == ("last", 8)
     path, chosen = choose_weights(folder)

@@ -90,15 +90,6 @@ def test_resume__of_photographs_that_moved(vitctl: Vitctl, tmp_path: Path) -> No
     assert vitctl("verify", "runs/a").code == 0
 
 
-@pytest.mark.slow
-def test_evaluate__finds_the_training_images_of_its_weights_from_anywhere(
-    vitctl: Vitctl, project: Path
-) -> None:
-    data = ("--data", project / "shards", "--split", "train", "--set", "machine.workers=0", "--out", "score")
-    said = vitctl("evaluate", "--from", project / "runs/a", *data)
-    assert said.code == 0 and "was trained on" in said.out + said.err, said
-
-
 def test_at_start__every_place(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = project / "runs" / "a"
     recipe = load_recipe(run / "recipe.toml").recipe

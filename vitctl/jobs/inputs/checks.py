@@ -71,6 +71,7 @@ from vitctl.recipe.schema import (
     Pretrain,
     Recipe,
     Vtab,
+    WeightsRecipe,
     frozen_places,
     lora_of,
     rates_of,
@@ -291,6 +292,20 @@ class StoredNetwork(NamedTuple):
     meta: Mapping[str, Any] = MappingProxyType({})
 
 
+def network_of(recipe: WeightsRecipe, fetch: Fetch = cached) -> StoredNetwork:
+    """Find the network that a recipe's [weights] means, see `find_network`."""
+    wanted = recipe.weights
+    return find_network(
+        wanted.source,
+        which=wanted.which,
+        pinned=wanted.pinned,
+        model=wanted.model,
+        job=recipe.job,
+        classifier=wanted.classifier,
+        fetch=fetch,
+    )
+
+
 def find_network(
     source: str,
     *,
@@ -313,7 +328,9 @@ def find_network(
     """
     place, taken = weights_place(source, which, job)
     if isinstance(place, Path):
-        path = None if which or pinned else _newest_file(place)
+        # All checkpoints of a run have the same network: the newest file tells it.
+        files = (tensor_files(step).get(MODEL) for step in step_folders(place / CHECKPOINTS))
+        path = None if which or pinned else max(filter(None, files), default=None)
         if path is None:
             path, _ = choose_weights(place, which, by_size=True, pinned=pinned)
         path = locate(path, cached)
@@ -358,6 +375,7 @@ def start_recipe(
         its name, "" for the paper's; and "" in place of the line where the weights are vitctl's own, and were
         trained by the paper's recipes.
     """
+    from vitctl.models.weights.containers import read_json
     from vitctl.models.weights.names import FAMILIES, family_of, full_address, stored_family
 
     source, folder = full_address(source), Path(source)
@@ -379,7 +397,12 @@ def start_recipe(
                 return "", ""
             config = found.config
             if key is None:
-                key = stored_family(config, found.meta.get("format") or "", *_recorded_names(path))
+                told = read_json(path.parent / CONFIG)  # what its program says that the weights are
+                timms = told.get("pretrained_cfg")
+                tag = timms.get("tag", "") if isinstance(timms, dict) else ""
+                timms = f"{told.get('architecture', '')}.{tag}"
+                theirs = str(told.get("model_type", "")).replace("_", "-")
+                key = stored_family(config, found.meta.get("format") or "", path.name, timms, theirs)
         except VitctlError:
             if key is None and "://" not in source:
                 return "", ""  # the job says what is wrong with them
@@ -390,26 +413,6 @@ def start_recipe(
         return "", f"recipe finetune, the paper's: no other is for {source}"
     recipe = family.recipes[max(size for size in family.recipes if size <= width)]
     return recipe, f"recipe {recipe}, for weights of {family.title}; --recipe finetune is the paper's"
-
-
-def _recorded_names(path: Path) -> list[str]:
-    """Return what a file and the config.json beside it say that another program's weights are."""
-    from vitctl.models.weights.containers import read_json
-
-    told = read_json(path.parent / CONFIG)
-    timms = told.get("pretrained_cfg")
-    tag = timms.get("tag", "") if isinstance(timms, dict) else ""
-    return [
-        path.name,
-        f"{told.get('architecture', '')}.{tag}",
-        str(told.get("model_type", "")).replace("_", "-"),
-    ]
-
-
-def _newest_file(folder: Path) -> Path | None:
-    """Return the weights of a run's newest checkpoint; all checkpoints of a run have the same network."""
-    files = (tensor_files(step).get(MODEL) for step in step_folders(folder / CHECKPOINTS))
-    return max(filter(None, files), default=None)
 
 
 def check_choices(loaded: Loaded, before: Recipe | None = None) -> None:
@@ -604,17 +607,8 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
                 f"`vitctl predict SHARDS:SPLIT --from {recipe.weights.source}` prints its accuracy",
             ),
         )
-    if isinstance(recipe, Finetune | FrozenRecipe | Vtab | Evaluate | ExportRecipe):
-        chosen = recipe.weights
-        found = find_network(
-            chosen.source,
-            which=chosen.which,
-            pinned=chosen.pinned,
-            model=chosen.model,
-            job=recipe.job,
-            classifier=chosen.classifier,
-            fetch=fetch,
-        )
+    if isinstance(recipe, WeightsRecipe):
+        found = network_of(recipe, fetch)
         if isinstance(recipe, Finetune):
             at_size(recipe.data, found.config.image_size)
         if isinstance(recipe, Finetune | Vtab):
@@ -649,7 +643,13 @@ def check_heads(
 
     `classes` are the data's class names, or their number.
     """
-    check_kept_head(recipe, found.path, found.config, found.meta.get("class_names") or [], classes)
+    if recipe.finetune.head == "as_stored":
+        config, fix = found.config, "finetune.head = 'zero' starts a new one"
+        if not config.num_classes or getattr(config, "representation_size", False):
+            why = "hidden layer before its head, which fine-tuning drops" if config.num_classes else "head"
+            raise CheckpointError(found.path, f"has {'a' if config.num_classes else 'no'} {why}", fix)
+        fix = f"finetune.head = 'as_stored' cannot keep it; {fix}"
+        check_head_classes(found.path, config, found.meta.get("class_names") or [], classes, fix)
     if not recipe.distillation.teacher:
         return None
     try:
@@ -658,19 +658,6 @@ def check_heads(
         raise CheckpointError(f"the teacher {error}".replace("--from", "--teacher")) from None
     check_teacher(recipe, found.config, teacher.path, teacher.config, teacher.meta, classes)
     return teacher
-
-
-def check_kept_head(
-    recipe: Finetune, path: str, config: Config, stored: Sequence[str], classes: Sequence[str] | int
-) -> None:
-    """Check that the stored head fits the data, if finetune.head keeps it."""
-    if recipe.finetune.head != "as_stored":
-        return
-    fix = "finetune.head = 'zero' starts a new one"
-    if not config.num_classes or getattr(config, "representation_size", False):
-        why = "hidden layer before its head, which fine-tuning drops" if config.num_classes else "head"
-        raise CheckpointError(path, f"has {'a' if config.num_classes else 'no'} {why}", fix)
-    check_head_classes(path, config, stored, classes, f"finetune.head = 'as_stored' cannot keep it; {fix}")
 
 
 def check_teacher(
@@ -758,8 +745,6 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs, nodes: int) -> 
     checked_steps(len(train), s, recipe.machine.processes)
     lanes_of(recipe, recipe.machine.processes)
     recipe.machine.shards(recipe.machine.processes)  # raises where the processes cannot be divided so
-    if recipe.checkpoint.keep_best or recipe.evaluation.select_best:
-        _check_best(recipe)
     may_have_several = label_shape(train)
     starts_solved = isinstance(recipe, Finetune) and recipe.finetune.head == "fewshot"
     refuse(

@@ -103,14 +103,12 @@ class TorchNetwork:
         if with_features:
             features = image_features(self.computation, self.model, inputs)
         if features is None or (self.has_head and self.flip_average):
-            logits = Fetched(self._logits(inputs))
+            flips = self.flip_average
+            logits = Fetched(class_logits(self.computation, self.model, inputs, flip_average=flips))
         elif self.has_head and self.model.head is not None:
             logits = Fetched(class_logits(self.computation, self.model.head, features))
         wide = None if features is None else Fetched(features.float())
         return lambda: Outputs(*(None if one is None else one.wait() for one in (logits, wide)))
-
-    def _logits(self, inputs: Tensor) -> Tensor:
-        return class_logits(self.computation, self.model, inputs, flip_average=self.flip_average)
 
 
 _ONLY_ERRORS, _NO_ERRORS = 3, 4

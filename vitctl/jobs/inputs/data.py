@@ -227,15 +227,13 @@ def _check_entropy(data: TrainImages, source: Source, seed: int, schedule: Sched
 
 
 def _mean_entropy(source: Source, order: SampleOrder, num_chunks: int, size: int) -> float:
-    labels = source.labels(order.at(np.arange(num_chunks * size))[1])
-    return float(np.mean([label_entropy(chunk) for chunk in np.split(labels, num_chunks)]))
-
-
-def label_entropy(labels: np.ndarray) -> float:
-    """Return the entropy of labels, int64 `[n]` or `[n, L]`, in bits; -1 is padding."""
-    counts = np.unique(labels[labels >= 0], return_counts=True)[1]
-    shares = counts / max(1, counts.sum())
-    return float(-(shares * np.log2(shares)).sum())
+    """Return the mean entropy of the labels of the first batches, in bits; -1 is padding."""
+    labels, entropies = source.labels(order.at(np.arange(num_chunks * size))[1]), []
+    for chunk in np.split(labels, num_chunks):
+        counts = np.unique(chunk[chunk >= 0], return_counts=True)[1]
+        shares = counts / max(1, counts.sum())
+        entropies.append(-(shares * np.log2(shares)).sum())
+    return float(np.mean(entropies))
 
 
 def group_notes(data: Place, sides: Mapping[str, Source | None]) -> list[str]:
@@ -572,9 +570,13 @@ def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
     if isinstance(recipe, Pretrain | Finetune):
         train, scored = open_training_images(recipe.data, run_dir, needs_labels=recipe.needs_labels)
         probed, tried = None, None
-        if isinstance(recipe, Pretrain):
-            probed = _open_probe(recipe, run_dir) if recipe.fewshot_probe.every_steps else None
-        elif recipe.sweep.lrs:
+        if isinstance(recipe, Pretrain) and recipe.fewshot_probe.every_steps:
+            p = recipe.fewshot_probe
+            names = ["dataset", "path", "root", "train_split", "eval_split", "columns"]
+            probing = FewshotImages(**{name: getattr(p, name) for name in names})
+            fix = "set fewshot_probe.shots to fewer"
+            probed = open_sets(probing, max(p.shots), fix, run_dir)[0]
+        elif isinstance(recipe, Finetune) and recipe.sweep.lrs:
             splits = {"train_split": recipe.sweep.train_split, "eval_split": recipe.sweep.eval_split}
             trained, chosen_by = open_training_images(recipe.data.model_copy(update=splits), run_dir)
             assert chosen_by is not None
@@ -608,20 +610,6 @@ def _open_tested(
                 "name images that neither train nor choose, or leave it out",
             )
     return tested
-
-
-def _open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet:
-    """Open the data set of [fewshot_probe]. Raises DataError."""
-    p = recipe.fewshot_probe
-    data = FewshotImages(
-        dataset=p.dataset,
-        path=p.path,
-        root=p.root,
-        train_split=p.train_split,
-        eval_split=p.eval_split,
-        columns=p.columns,
-    )
-    return open_sets(data, max(p.shots), "set fewshot_probe.shots to fewer", run_dir)[0]
 
 
 def chosen_tasks(recipe: Vtab) -> list[VtabTask]:

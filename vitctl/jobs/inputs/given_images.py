@@ -3,7 +3,6 @@
 import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -142,7 +141,7 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | _
         if not (names := sorted(glob.glob(text, recursive=True))):
             raise DataError(text, "no file matches this pattern")
         return [one for name in names for one in _one(name, place, split, note)]
-    near = nearest(path.name, _beside(path), 1)
+    near = nearest(path.name, [one.name for one in path.parent.glob("*")], 1)
     raise DataError(
         text, f"no such file or folder{f'; did you mean {path.parent / near[0]}?' if near else ''}"
     )
@@ -235,12 +234,6 @@ def _names_in(stdin: IO[bytes], note: Note) -> Iterator[_File]:
             yield from _files(name, names, left_out)
         elif name:
             yield _File(name)
-
-
-def _beside(path: Path) -> list[str]:
-    with suppress(OSError):
-        return [one.name for one in path.parent.iterdir()]
-    return []
 
 
 @dataclass(frozen=True)

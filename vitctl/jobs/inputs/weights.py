@@ -31,13 +31,12 @@ from vitctl.models.weights.meta import (
 )
 from vitctl.models.weights.weights_file import Weights, check_numbers, read_weights
 from vitctl.recipe.images import OBJECTNET_RESIZE, OBJECTNET_SIZE, StoredTransform, check_letterbox
-from vitctl.recipe.schema import Evaluate, ExportRecipe, Finetune, FrozenRecipe, Vtab
+from vitctl.recipe.schema import Evaluate, WeightsRecipe
 from vitctl.recipe.sections import StartWeights
 
 OBJECTNET, RESTRICTED = "objectnet", "objectnet_restricted"
 _REPLACING = ("mean", "std", "gelu", "norm_eps", "position_resize")
 OF_OBJECTNET = (OBJECTNET, RESTRICTED)
-WeightsRecipe = Evaluate | ExportRecipe | FrozenRecipe | Finetune | Vtab
 
 
 @dataclass(frozen=True)

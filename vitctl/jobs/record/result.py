@@ -1,7 +1,7 @@
 """Results and finished runs: RUN/result.json, which weights represent a run, which run is the default."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -18,6 +18,7 @@ from vitctl.engine.journal import (
     LOG,
     LOG_HEAD,
     MODEL,
+    MOST_STEPS,
     RECIPE,
     RECORDS,
     RESULT,
@@ -94,6 +95,12 @@ class _Origin(BaseModel):
     data_verified: DataVerified = "none"
     data_damaged: list[str] = []
     tasks: dict[str, dict[str, Any]] | None = None
+    weights_step: int | None = Field(None, ge=0, le=MOST_STEPS)
+    weights_averaged: bool = False
+    weights_sha256: str = ""
+    recipe_sha256: str = ""
+    train_sha256: str = ""
+    data_sha256: str = ""
 
 
 class _Record(BaseModel):
@@ -101,6 +108,7 @@ class _Record(BaseModel):
 
     log: str = Field("", alias="log.jsonl")
     steps: str = Field("", alias="steps.jsonl")
+    result: str = Field("", alias="result.json")
     checkpoints: dict[str, str] = {}
 
 
@@ -175,11 +183,18 @@ def recipe_digest(recipe: Recipe, free: tuple[str, ...], resolved: Mapping[str, 
 
 
 def write_result(folder: Path, result: RunResult) -> RunResult:
-    """Write RUN/result.json atomically. Return the result with the digests of its records and its own."""
+    """Write RUN/result.json atomically. Return the result with the digests of its records and its own.
+
+    These are how log.jsonl and steps.jsonl end, and the digest of each checkpoint's state.
+    """
     for name in RECORDS:  # after a power failure, truncated records would not match the result
         if (folder / name).is_file():
             flush(folder / name)
-    result = replace(result, record=record_digests(folder))
+    record: dict[str, Any] = {path: end for path in RECORDS if (end := end_of(folder / path))}
+    states = {path.name: _of_state(path, "sha256") for path in sorted(step_folders(folder / CHECKPOINTS))}
+    if states := {name: digest for name, digest in states.items() if digest}:
+        record[CHECKPOINTS] = states
+    result = replace(result, record=record)
     stored = RunResult(**parse_json_text(json_text(asdict(result))))  # as a reader will parse it
     result = replace(result, record=result.record | {RESULT: published_digest(stored)})
     write_run_json(folder / RESULT, asdict(result))
@@ -191,17 +206,6 @@ def published_digest(result: RunResult) -> str:
     fields = {name: getattr(result, name) for name in ("job", "status", "metrics", "provenance", "record")}
     fields["record"] = {name: value for name, value in result.record.items() if name != RESULT}
     return json_digest(fields)
-
-
-def record_digests(folder: Path) -> dict[str, Any]:
-    """Return how log.jsonl and steps.jsonl end, and the digest of each checkpoint's state."""
-    ends = {path: end for path in RECORDS if (end := end_of(folder / path))}
-    states = {
-        path.name: digest
-        for path in sorted(step_folders(folder / CHECKPOINTS))
-        if (digest := _of_state(path, "sha256"))
-    }
-    return ends | ({CHECKPOINTS: states} if states else {})
 
 
 def _of_state(folder: Path, name: str) -> str:
@@ -231,9 +235,14 @@ def read_result(folder: Path, *, own: bool = True, weights: bool = True) -> RunR
         if found.job not in _SEVERAL_SCORES and isinstance(found.metrics.get("accuracy"), dict):
             raise CheckpointError(f"accuracy of {found.job}", "should be one number")
     except (CheckpointError, ValidationError) as error:
-        said = str(error) if isinstance(error, CheckpointError) else _first_problem(error)
+        said = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_input=False, include_url=False)[0]
+            place = one_line(".".join(map(str, first["loc"]))) or "its value"
+            said = f"{place}: {first['msg'].lower()}"
         raise CheckpointError(path, f"not a valid result of vitctl ({said}){DELETE_IT}") from None
-    if own and (other := _changed_record(folder, found)):
+    ends = {name: found.record.get(name) for name in RECORDS if own and (folder / name).is_file()}
+    if other := next((name for name, end in ends.items() if end and not begins(folder / name, end)), ""):
         raise CheckpointError(
             path,
             f"{other} has not the digest that it names: one of the two was changed, or is of another run",
@@ -277,12 +286,6 @@ def _checkpoint_problem(folder: Path, result: RunResult) -> str:
     return f"{renamed[0]} says step {int(own[5:])}, so its name should be {own}" if renamed else ""
 
 
-def _changed_record(folder: Path, result: RunResult) -> str:
-    """Return the first record in a folder that does not match the result; "" if all match."""
-    ends = {name: result.record.get(name) for name in RECORDS if (folder / name).is_file()}
-    return next((name for name, end in ends.items() if end and not begins(folder / name, end)), "")
-
-
 def read_own_records(folder: Path) -> list[Record]:
     """Return the log records of a run, or of a training inside it. Raises CheckpointError if another's."""
     path, ends = folder / LOG, {_of_state(one, LOG_HEAD) for one in step_folders(folder / CHECKPOINTS)}
@@ -296,11 +299,6 @@ def read_own_records(folder: Path) -> list[Record]:
             "copy the files of this run back",
         )
     return read_records(path)
-
-
-def _first_problem(error: ValidationError) -> str:
-    first = error.errors(include_input=False, include_url=False)[0]
-    return f"{one_line('.'.join(map(str, first['loc']))) or 'its value'}: {first['msg'].lower()}"
 
 
 RUNS = Path("runs")
@@ -501,9 +499,15 @@ def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path
         saved = read_checkpoint(step_folder(root, step), by_size=by_size)
     result = read_result(run, weights=False)
     is_known, is_done = check_own(saved, result), result is not None and result.status == "done"
-    if not pinned and how in ("last", "best"):
-        recorded = result.provenance if result is not None and is_done else {}
-        _check_recorded(run, recorded, how, saved.step, problems)
+    # The checkpoint chosen for a finished run is the one that its result describes.
+    recorded = result.provenance if result is not None and is_done and not pinned else {}
+    if recorded.get("weights_chosen") == how and recorded.get("weights_step") not in (None, saved.step):
+        why = problems[0] if problems else "its folder is gone"
+        raise CheckpointError(
+            run,
+            f"its result is of step {recorded['weights_step']}, whose checkpoint cannot be used ({why})",
+            f"restore it, or choose another checkpoint: --weights {saved.step}",
+        )
     own = logged[saved.step].number if saved.step in logged else None
     how = how if how in ("last", "best") else "step"
     return saved.folder, ChosenWeights(
@@ -545,23 +549,6 @@ def _pinned_checkpoint(run: Path, pinned: str, by_size: bool) -> "tuple[SavedChe
     return saved, problems
 
 
-def _check_recorded(
-    run: Path, recorded: Mapping[str, Any], how: str, step: int, problems: Sequence[str]
-) -> None:
-    """Check that the checkpoint chosen for a finished run is the one its result describes.
-
-    `recorded` is the result's provenance, empty for a run that is not finished.
-    """
-    if recorded.get("weights_chosen") != how or recorded.get("weights_step") in (None, step):
-        return
-    why = problems[0] if problems else "its folder is gone"
-    raise CheckpointError(
-        run,
-        f"its result is of step {recorded['weights_step']}, whose checkpoint cannot be used ({why})",
-        f"restore it, or choose another checkpoint: --weights {step}",
-    )
-
-
 def selects_best(run: Path) -> bool:
     """Return whether the best checkpoint represents a run, instead of the last."""
     evaluation: Any = None
@@ -587,16 +574,6 @@ def logged_test(run: Path, step: int | None, data_sha256: str) -> "Score | None"
         if record.get("kind") == "test" and same:
             return Score.of(record)
     return None
-
-
-def logged_probes(run: Path, step: int) -> dict[str, float]:
-    """Return a training run's few-shot accuracies at a step, by name: "5-shot"."""
-    return {
-        f"{record['shots']}-shot": record["accuracy"]
-        for record in read_records(run / LOG)
-        if (record.get("kind"), record.get("step")) == ("fewshot", step)
-        and {"shots", "accuracy"} <= record.keys()
-    }
 
 
 def start_weights(job: str) -> str:
