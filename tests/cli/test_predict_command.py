@@ -107,6 +107,9 @@ def test_predict__csv_and_jsonl_say_the_same(vitctl: Vitctl, pretrained: Path, p
     line = ("predict", photos.name, *f"--from {pretrained} --top 3 --threshold 0.16 --batch 2".split(), *FAST)
     told = records(vitctl(*line, "--format", "jsonl").out)
     rows = [*csv.reader(io.StringIO(vitctl(*line, "--format", "csv").out))]
+    assert vitctl(*line, "--out", "a.csv").code == 0
+    assert [*csv.reader(io.StringIO(Path("a.csv").read_text()))] == rows
+    assert "--out a.csv is csv" in vitctl(*line, "--out", "a.csv", "--format", "jsonl").err
     assert rows[0] == ["image", "rank", "class", "probability", "error"]
     flat: list[list[str]] = []
     for one in told:

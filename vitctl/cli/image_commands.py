@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
@@ -83,9 +84,12 @@ def predict(
                  vitctl predict photos/ --from RUN --top 1 -o classes.csv
     Guide: docs/own-data.md
     """
-    from vitctl.cli.show.console import PlainConsole, fetch_weights, waiting
+    starting: AbstractContextManager[None] = nullcontext()
+    if sys.stderr.isatty():  # standard output is for the predictions
+        from vitctl.cli.show.console import PlainConsole, waiting
 
-    with waiting("starting", PlainConsole(stderr=True)):  # standard output is for the predictions
+        starting = waiting("starting", PlainConsole(stderr=True))
+    with starting:
         from vitctl.data.source.splits import ROLES, TRAIN
         from vitctl.jobs.inputs.given_images import find_images, place_of, some_names
         from vitctl.jobs.predict import predict as predictions
@@ -106,6 +110,8 @@ def predict(
     )
     total = sum(map(len, sources))
     if "://" in recipe.weights.source:
+        from vitctl.cli.show.console import fetch_weights
+
         fetch_weights(recipe.weights.source, on_stderr=True)
     batches = predictions(recipe, sources, top=top, threshold=threshold, features=features, note=note)
     names = some_names(sources, _NAMES_MEASURED)

@@ -441,9 +441,9 @@ def _value_problems(config: Config) -> Iterator[str]:
                 "a few whole numbers of at least 1, such as (3, 4, 6, 3)",
             ),
         )
-        yield from (
-            f"{name} must be {words}, not {_shown(value)}" for is_wrong, words in should_be if is_wrong
-        )
+        for is_wrong, words in should_be:
+            if is_wrong:
+                yield f"{name} must be {words}, not {_shown(value)}"
 
 
 def _are_stages(value: Any) -> bool:

@@ -162,9 +162,7 @@ def test_read__says_what_the_file_is_instead(tmp_path: Path, name: str) -> None:
     refused(path, words)
 
 
-def test_read__refuses_archives_larger_than_any_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read__refuses_what_is_larger_than_any_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "weights.npz"
     path.write_bytes(NPZ)
     assert len(read_tensors(path)) == 1
@@ -172,6 +170,9 @@ def test_read__refuses_archives_larger_than_any_model(
     refused(path, "40,256 bytes, should be at most 30,000")
     np.savez_compressed(path, a=np.zeros(10000))
     refused(path, "declares 80,128 bytes, too many for its size; at most")
+    monkeypatch.setattr("vitctl.system.limits.TENSORS", 1)
+    save_file(STATE, path)
+    refused(path, "2 tensors, should be at most 1")
 
 
 @pytest.mark.parametrize(
