@@ -72,6 +72,7 @@ FILLED = {
     "steps": "3:4",
     "shards": TWO,
     "text": TWO,
+    "extra": "litert",
 }
 KEYS = {key for schema in JOBS.values() for key in every_key(schema)}
 SECTIONS = "|".join(sorted({key.partition(".")[0] for key in KEYS if "." in key}))

@@ -39,6 +39,7 @@ WRITES = {
     "system/remote.py:_free_slot": "O_NOFOLLOW",
     "cli/help.py:format_help": "a page of help, no file",
     "export/device_graphs.py:write_executorch": "in a folder of its own, from which `_keep` moves it",
+    "export/device_graphs.py:write_litert": "in a folder of its own, from which `_keep` moves it",
     "export/device_graphs.py:_foreign": "/dev/null",
     "export/graph_files.py:write_onnx": "in a folder of its own, from which `_keep` moves it",
     "data/source/hashing.py:_no_links": "the opener, in a file that runs alone",

@@ -208,8 +208,8 @@ def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable
     lacking = [(row.name, name) for row in chosen for name in row.requires if find_spec(name) is None]
     if lacking:
         extras, packages = (list(dict.fromkeys(names)) for names in zip(*lacking, strict=True))
-        missing = f"to = {', '.join(extras)}: missing {', '.join(packages)}"
-        raise ValueError(f"{missing}; pip install 'vitctl[{','.join(extras)}]'")
+        missing, extra = f"to = {', '.join(extras)}: missing {', '.join(packages)}", ",".join(extras)
+        raise ValueError(f"{missing}; pip install 'vitctl[{extra}]'")
     if file and len(chosen) > 1:
         raise ValueError(f"file = '{file}' takes one format; choose it with --to")
     if file and chosen[0].in_folder:

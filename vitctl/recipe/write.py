@@ -87,7 +87,8 @@ def toml_value(value: Any) -> str:
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, str):
-        return escaped_json(json.dumps(value, ensure_ascii=False))
+        text = json.dumps(value, ensure_ascii=False)
+        return text if text.isprintable() else escaped_json(text)
     return repr(value)
 
 

@@ -263,8 +263,8 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
 
 def next_line(job: str, run_dir: Path, files: Mapping[str, str]) -> str:
     """Return the line that ends a job: the command that often follows it. `files` answer with classes."""
-    if job == "export" and (read := next((path for kind, path in files.items() if kind in _READ), None)):
-        return f"next: vitctl predict IMAGES --from {typed(read)}"
+    if job == "export" and (file := next((path for kind, path in files.items() if kind in _READ), None)):
+        return f"next: vitctl predict IMAGES --from {typed(file)}"
     return f"next: vitctl {_NEXT[job].format(typed(run_dir))}"
 
 

@@ -31,7 +31,7 @@ from vitctl.data.images.jpeg import (
     with_end_marker,
 )
 from vitctl.data.images.pixel_digest import is_flat
-from vitctl.errors import DataError, refuse
+from vitctl.errors import DataError
 from vitctl.system import limits
 from vitctl.system.process import acquire
 
@@ -270,18 +270,16 @@ def _pillow_problems(plugin: str = "image") -> Iterator[None]:
 def _check_cost(width: int, height: int, kind: str) -> int:
     """Check pixels and memory against their limits before decoding, and return the memory in bytes."""
     num_bytes = width * height * _BYTES_PER_PIXEL.get(kind, _OTHER_BYTES_PER_PIXEL)
-    size = f"{width}x{height} pixels"
-    most = f"{limits.PICTURE >> 20} MiB"
-    refuse(
-        BadSample,
-        (not width * height, "not an image", size),
-        (width * height > limits.PIXELS, "too large", f"{size}, should be at most {limits.PIXELS:,}"),
-        (
-            num_bytes > limits.PICTURE,
+    if not width * height:
+        raise BadSample("not an image", f"{width}x{height} pixels")
+    if width * height > limits.PIXELS:
+        raise BadSample("too large", f"{width}x{height} pixels, should be at most {limits.PIXELS:,}")
+    if num_bytes > limits.PICTURE:
+        raise BadSample(
             "too large",
-            f"{size} need {num_bytes >> 20} MiB to decode, should be at most {most}",
-        ),
-    )
+            f"{width}x{height} pixels need {num_bytes >> 20} MiB to decode, should be at most "
+            f"{limits.PICTURE >> 20} MiB",
+        )
     return num_bytes
 
 
@@ -325,17 +323,11 @@ def _rgb(image: Image.Image) -> np.ndarray:
             "unsupported pixels",
             "signed, 32-bit and floating-point pixels have no known range; convert to 8 or 16 bits, unsigned",
         )
-    compression = tags.get(_COMPRESSION, 1)
-    layout = tags.get(_PLANAR, 1), compression, max(tags.get(_BITS_PER_SAMPLE, (1,)))
-    refuse(
-        BadSample,
-        (compression == _WEBP, "unsupported format", "TIFF compressed by WEBP; convert it to PNG"),
-        (
-            layout == (2, 1, 16),
-            "unsupported pixels",
-            "16-bit planes, not compressed; interleave the channels",
-        ),
-    )
+    if tags.get(_COMPRESSION) == _WEBP:
+        raise BadSample("unsupported format", "TIFF compressed by WEBP; convert it to PNG")
+    layout = tags.get(_PLANAR, 1), tags.get(_COMPRESSION, 1), max(tags.get(_BITS_PER_SAMPLE, (1,)))
+    if layout == (2, 1, 16):
+        raise BadSample("unsupported pixels", "16-bit planes, not compressed; interleave the channels")
     if image.mode.startswith("I"):  # grey of 12 or 16 bits, which Pillow would clip at 255 instead of scaling
         deep, bits = np.asarray(image), tags.get(_BITS_PER_SAMPLE, (16,))[0]
         # Pillow has scaled a PGM to 65,535 = 257 * 255; rounding to nearest agrees with `_scaled_pnm`
