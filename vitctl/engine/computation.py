@@ -1,4 +1,7 @@
-"""Settings that decide a run's numbers: device, kernels, precision, threads, versions, micro-batch."""
+"""How a training is computed: attention, sharding, micro-batch, compilation; and what is recorded of it.
+
+Device and precision are chosen in runtime.py.
+"""
 
 import json
 import os
