@@ -46,7 +46,7 @@ def test_head__ends_no_run(tiny_data: Path, straight: Path, tmp_path: Path) -> N
     ):
         assert process.stdout is not None
         first = [process.stdout.readline().split()[0] for _ in range(5)]
-        assert first == ["checking", "pretrain:", "trained", "run", "reading"]
+        assert first == ["pretrain:", "checking", "trained", "run", "reading"]
         process.stdout.close()
         assert process.wait(60) == 0
     assert status(folder) == "done"

@@ -52,6 +52,8 @@ def verify(
         CheckpointError: the folder is neither a run nor a training inside one.
         RecipeError: there are no such steps.
     """
+    if steps not in ("", "any", "all"):
+        _first_and_last(steps)
     run_dir = run_of(folder)
     if not (run_dir / RECIPE).is_file():
         raise CheckpointError(
