@@ -12,7 +12,7 @@ import typer
 
 from vitctl.cli.data_commands import DATA, Columns, Root, app, number_of_workers, shards_of
 from vitctl.cli.flags import Set, Workers, overrides_of
-from vitctl.cli.run_job import proportional_sizes
+from vitctl.cli.run_job import beside_given
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import bytes_text, count_text, one_line, typed
 
@@ -426,7 +426,7 @@ def show(
     samples, hidden = choose(len(source), num_images or (6 if augmented else 40), seed), list[str]()
     if augmented:
         overrides = overrides_of({"--res": ("data.image_size", res)}, set_)
-        training = load_recipe(recipe, [*overrides, *proportional_sizes(recipe, overrides)]).recipe
+        training = load_recipe(recipe, [*overrides, *beside_given(recipe, overrides)]).recipe
         if not isinstance(training, Pretrain | Finetune):
             raise RecipeError(recipe, "has no augmentation", "name a recipe of pretrain or finetune")
         hidden = [name for key, name in _OF_BATCHES.items() if getattr(training.data, key)]

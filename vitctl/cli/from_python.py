@@ -12,10 +12,10 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from vitctl.cli.flags import flags_of, image_recipe, overrides_of
 from vitctl.cli.run_job import (
+    beside_given,
     fetch_weights_of,
     finetune_recipe,
     fitted,
-    proportional_sizes,
     with_shards,
 )
 from vitctl.engine.journal import Report
@@ -141,7 +141,7 @@ def finetune(
     runs = place.parent if place else Path("runs")
     values = overrides_of(given, _parsed(overrides))
     name = str(recipe) or finetune_recipe(values, downloads=True)[0]
-    loaded = load_recipe(name, [*values, *proportional_sizes(name, values)], job="finetune")
+    loaded = load_recipe(name, [*values, *beside_given(name, values)], job="finetune")
     begin = partial(check_machine, loaded.recipe)
     loaded = fitted(with_shards(loaded, runs, begin, is_alone=True, out=place), with_timeout=False)
     folder = place or new_run_dir(loaded.name)

@@ -66,7 +66,7 @@ def run_job(
         overrides = [*overrides_of(flags, set_), *of_store]
         recipe, chosen = (recipe, "") if recipe else finetune_recipe(overrides, downloads=not dry_run)
         if job == "finetune":
-            overrides += proportional_sizes(recipe, overrides)
+            overrides += beside_given(recipe, overrides)
         overrides += started_processes(member, batch, overrides)
         is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
         loaded = load_recipe(recipe, overrides, job=job)
@@ -192,17 +192,22 @@ def finetune_recipe(overrides: "list[Override]", *, downloads: bool) -> tuple[st
     return name if name in recipe_names() else "finetune", said
 
 
-def proportional_sizes(recipe: str, overrides: "Sequence[Override]") -> "list[Override]":
-    """Return the sizes before the crops of a recipe in proportion to another image size, unless given."""
+def beside_given(recipe: str, overrides: "Sequence[Override]") -> "list[Override]":
+    """Return what follows from given values, unless it is given too: with another image size the recipe's
+    sizes before the crops in proportion; with a frozen backbone no rates of layers.
+    """
     from vitctl.recipe.load import Override, load_recipe
 
     given = {one.key: one for one in overrides}
-    side = given.get("data.image_size")
+    side, freeze = given.get("data.image_size"), given.get("finetune.freeze")
+    found = []
+    if freeze is not None and freeze.value == "backbone" and "optimizer.layer_decay" not in given:
+        found = [Override("optimizer.layer_decay", 1.0, f"off, with {freeze.flag} backbone")]
     data: Any = getattr(load_recipe(recipe).recipe, "data", None) if side else None
     own = getattr(data, "image_size", 0)
     if side is None or not own or not isinstance(side.value, int):
-        return []
-    return [
+        return found
+    return found + [
         Override(key, round(size * side.value / own), f"the recipe's, in proportion to {side.flag}")
         for key in ("data.eval_resize", "data.train_resize")
         if key not in given and (size := getattr(data, key.partition(".")[2], 0))

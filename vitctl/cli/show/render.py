@@ -27,7 +27,7 @@ _VIEWERS = {".gz": "https://ui.perfetto.dev", ".pickle": "https://pytorch.org/me
 _NEXT = {  # job -> the command that often follows
     "pretrain": "finetune --data PHOTOS --from {}",
     "finetune": "predict IMAGES --from {}",
-    **dict.fromkeys(("fewshot", "probe", "vtab", "evaluate", "export"), "report {}"),
+    **dict.fromkeys(("fewshot", "probe", "vtab", "evaluate", "export"), "report {} -o {}.html"),
 }
 _READ = ("safetensors", "onnx", "hf", "timm", "torchvision", "google")  # exports that --from takes
 _BRIEF = ("progress", "train", "now")  # kinds of records that a terminal shows in the view only
@@ -265,7 +265,7 @@ def next_line(job: str, run_dir: Path, files: Mapping[str, str]) -> str:
     """Return the line that ends a job: the command that often follows it. `files` answer with classes."""
     if job == "export" and (file := next((path for kind, path in files.items() if kind in _READ), None)):
         return f"next: vitctl predict IMAGES --from {typed(file)}"
-    return f"next: vitctl {_NEXT[job].format(typed(run_dir))}"
+    return f"next: vitctl {_NEXT[job].format(typed(run_dir), typed(run_dir.name))}"
 
 
 def _heading(text: str) -> None:

@@ -412,7 +412,11 @@ def _doubts(looked: Mapping[str, _Split], drop: set[str], keep: set[str]) -> lis
     named = [word for one in doubts for word in one.options]
     left = [name for name in kept if ("--drop-class", name) not in pairwise(named)]
     if len(left) == 1 and left[0] not in keep | {*named}:
-        doubts.append(keep_doubt(left[0], f"class {left[0]!r} is the only one: add others, or"))
+        doubts.append(
+            keep_doubt(
+                left[0], f"class {left[0]!r} is the only one: add others, or with `vitctl data shards`"
+            )
+        )
     return doubts
 
 

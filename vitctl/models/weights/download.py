@@ -2,14 +2,17 @@
 
 import base64
 import hashlib
+import logging
 import os
 import re
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
+from urllib.request import getproxies
 
 from vitctl.errors import CheckpointError, DataError, VitctlError, explained
 from vitctl.models.weights.header import INDEX, bounded, parts_of
@@ -199,6 +202,8 @@ def _from_hub_cache(url: str, progress: Progress, repository: str, revision: str
 
     if held := _held_by_hub(url, repository, revision, name):
         return held
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would say each of its own attempts
+    _check_resolves(url)
     try:
         path = retried(url, attempt)
     except GaveUpError as error:
@@ -208,6 +213,16 @@ def _from_hub_cache(url: str, progress: Progress, repository: str, revision: str
         with blob.open("rb") as file:
             _check_digest(url, file, "sha256", blob.name)
     return path
+
+
+def _check_resolves(url: str) -> None:
+    """Refuse a hub whose name has no address: huggingface_hub would try for minutes. A proxy may know it."""
+    host = urlsplit(url).hostname
+    try:
+        if host and not getproxies() and not os.environ.get("HF_HUB_OFFLINE"):
+            socket.getaddrinfo(host, None)
+    except OSError:
+        raise CheckpointError(url, f"{host} has no address here", "check the network") from None
 
 
 def hub_facts(error: BaseException) -> tuple[int, set[str]]:
