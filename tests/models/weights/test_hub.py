@@ -196,3 +196,13 @@ def test_hub__what_does_not_pass_is_not_waited_for(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     [line] = fetch(hub, tmp_path, "w.npz", patience=600.0)
     assert line.startswith("CheckpointError False") and "HF_HUB_OFFLINE is set" in line and hub.asked == []
+
+
+def test_hub__without_an_address_is_refused_at_once(tmp_path: Path) -> None:
+    """huggingface_hub would try for half a minute, and say so each time."""
+    env = {**os.environ, "HF_ENDPOINT": "https://hub.invalid", "HF_HOME": str(tmp_path)}
+    env = {name: value for name, value in env.items() if "proxy" not in name.lower()}
+    words = ["-m", "vitctl", "export", "--from", "hf:o/n", "--to", "onnx", "--out", "out"]
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "hub.invalid has no address here; check the network" in done.stderr

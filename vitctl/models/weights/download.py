@@ -217,7 +217,9 @@ def _from_hub_cache(url: str, progress: Progress, repository: str, revision: str
 
 def _check_resolves(url: str) -> None:
     """Refuse a hub whose name has no address: huggingface_hub would try for minutes. A proxy may know it."""
-    host = urlsplit(url).hostname
+    from huggingface_hub.constants import ENDPOINT  # HF_ENDPOINT may name another hub
+
+    host = urlsplit(ENDPOINT).hostname
     try:
         if host and not getproxies() and not os.environ.get("HF_HUB_OFFLINE"):
             socket.getaddrinfo(host, None)
