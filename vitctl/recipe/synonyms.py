@@ -296,7 +296,7 @@ SYNONYMS = {
     ),
     "patience": Synonym("evaluation.patience", "scores, not epochs; data.patience waits for a store"),
     **dict.fromkeys(
-        ("early_stopping", "early_stopping_patience"),
+        ("early_stopping", "early_stopping_patience", "earlystoppingcallback"),
         Synonym("evaluation.patience", "scores without a better one; needs evaluation.select_best"),
     ),
     "eval_strategy": Synonym("evaluation.every_steps", "steps; 0: only at the end"),

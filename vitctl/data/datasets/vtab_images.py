@@ -1,4 +1,4 @@
-"""The images of VTAB tasks, from shards of the original files or in the community's layout, and its export.
+"""The images of VTAB tasks, from shards of the original files or in the community's layout.
 
 The community's copy of VTAB-1k has a folder per task with four lists and the images, re-encoded as JPEG.
 """
