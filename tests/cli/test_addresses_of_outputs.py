@@ -88,7 +88,7 @@ def test_every_path_of_a_command_is_on_a_disk(vitctl: Vitctl, tmp_path: Path, na
         said = vitctl(*words)
         assert (said.code, said.out) == (2, ""), words
         fix = "copy the files from or to the address yourself"
-        fix = "`vitctl resume ADDRESS` fetches a run" if tried in ("RUN", "RUNS") else fix
+        fix = "`vitctl resume s3://BUCKET/NAME` fetches a run" if tried in ("RUN", "RUNS") else fix
         assert said.err == f"vitctl: {tried} s3://...: {REFUSED}; {fix}\n"
     assert not list(tmp_path.iterdir())
 

@@ -448,7 +448,7 @@ def _looked_up(data: Place, split: str, *, needed: bool) -> _Size:
             f"could not be looked up: {answer}; the plan needs the number of images for the run's length",
             f"leave --data out, to plan for {data.dataset}"
             if is_known
-            else "give --steps, --batch-size and --set schedule.warmup_steps=STEPS",
+            else "give --steps, --batch-size and --set schedule.warmup_steps=500",
         )
     note = f"{place} could not be looked up: {answer}; {ASSUMED_CLASSES:,} classes are assumed"
     return _Size(0, ASSUMED_CLASSES, place, [note])

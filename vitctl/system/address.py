@@ -82,7 +82,7 @@ def check_local(said: str, path: object, error: type[Exception] = RecipeError) -
         raise error(
             f"{said}{' ' * bool(said)}{match[1]}/...",
             "is an address, should be a path on a local or mounted disk",
-            "`vitctl resume ADDRESS` fetches a run"
+            "`vitctl resume s3://BUCKET/NAME` fetches a run"
             if said in ("RUN", "RUNS")
             else "copy the files from or to the address yourself",
         )
