@@ -40,6 +40,7 @@ FILLED = {
             "shards",
             "PLACE",
             "ROOT",
+            "BUCKET",
             "FOLDER",
         ),
         PATH,

@@ -87,10 +87,9 @@ def test_every_path_of_a_command_is_on_a_disk(vitctl: Vitctl, tmp_path: Path, na
             words.append(ADDRESS if key == tried else "x")
         said = vitctl(*words)
         assert (said.code, said.out) == (2, ""), words
-        assert (
-            said.err
-            == f"vitctl: {tried} s3:/...: {REFUSED}; copy the files from or to the address yourself\n"
-        )
+        fix = "copy the files from or to the address yourself"
+        fix = "`vitctl resume s3://BUCKET/NAME` fetches a run" if tried in ("RUN", "RUNS") else fix
+        assert said.err == f"vitctl: {tried} s3://...: {REFUSED}; {fix}\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -119,7 +118,7 @@ def test_python_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(RecipeError, match=REFUSED):
         finetune(str(TINY), out=Path("gs://bucket/run"))
     monkeypatch.setenv("VITCTL_CACHE", "hf://datasets/me/mine")
-    with pytest.raises(LaunchError, match=f"VITCTL_CACHE hf:/...: {REFUSED}"):
+    with pytest.raises(LaunchError, match=f"VITCTL_CACHE hf://...: {REFUSED}"):
         cache_folder()
     assert not list(tmp_path.iterdir())
 

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +99,11 @@ def test_predict__names_the_split_that_it_scored(
     for path in photos.glob("*.*"):
         path.unlink()
     assert place(photos) == f"{photos} --split train"
+    own = Path(shutil.copytree(pretrained, "own"))
+    recipe = own / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace(f'path = "{tiny_data}"', f'path = "{photos}"'))
+    said = vitctl("predict", photos, "--from", own, *FAST)
+    assert said.err.endswith(f"next: vitctl evaluate --from {own}\n")  # its held-out images
     (photos / "train").mkdir()
     (photos / shapes.SHAPES[0]).rename(photos / "train" / shapes.SHAPES[0])
     assert place(photos) == "DATA"

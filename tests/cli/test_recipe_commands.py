@@ -155,6 +155,7 @@ def test_table__every_table_and_the_asked_column(vitctl: Vitctl) -> None:
         assert any(line.startswith(start) for line in said.out.splitlines()), start
     six = vitctl("recipes", "table", "6", "--target", "Pets", "--mfu", "0.5", "--device", "a100").out
     (row,) = (line.split() for line in six.splitlines() if line.startswith("jft_h14"))
+    assert "GPU-days: " in six and "TPU-days" not in six  # the legend of the columns that it has
     two = vitctl("recipes", "table", "2").out
     (student,) = (line.split() for line in two.splitlines() if line.startswith("Noisy"))
     assert student == ["Noisy", "Student", "88.4", "-", "-", "-", "-", "12,300", "-"]

@@ -259,6 +259,9 @@ def test_dry_run__an_address_without_an_answer_is_not_waited_for(
         f"vitctl: {deaf_server}: could not be looked up: no answer within 0.3 s; the plan needs the number "
         f"of images"
     )
+    named = vitctl(*line, "--epochs", 2, "--set", "data.dataset=digits").err
+    assert named.endswith("; leave --data out, to plan for digits\n")
+    assert vitctl(*line[:3], "--epochs", 2, "--set", "data.dataset=digits", "--dry-run").code == 0
 
 
 def test_dry_run__of_remote_shards_without_a_test_split_reads_no_shard(
@@ -304,6 +307,13 @@ def test_dry_run__weights_far_away_are_not_fetched(
         assert f"note: weights from {source}, not downloaded yet: assumed to be a B/16" in said.out
     assert asked == []
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
+    for command, name in (("vtab", "ViT-L_16"), ("probe", "B_32-i21k"), ("vtab", "R50+ViT-B_16")):
+        model = name.removesuffix("-i21k").replace("ViT-", "").replace("_", "/")
+        said = vitctl(command, "--from", f"gs://vit_models/{name}.npz", "--dry-run")
+        assert said.code == 2 and said.err.endswith(
+            f"--dry-run downloads nothing; name their model, too, e.g. --model {model}\n"
+        )
+        assert "no such option" not in vitctl(command, "--from", "nowhere", "--model", model).err
 
 
 @pytest.mark.parametrize("ask", [["--dry-run"], []])

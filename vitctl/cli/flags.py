@@ -135,7 +135,7 @@ FLAGS = (
         "weights.model",
         str,
         "Model name such as B/16, if the weights file does not record it",
-        "finetune fewshot probe evaluate export predict serve inspect",
+        f"finetune {_SCORE} export predict serve inspect",
         panel=WEIGHTS,
     ),
     Flag(

@@ -91,6 +91,7 @@ def predict(
         starting = waiting("starting", PlainConsole(stderr=True))
     with starting:
         from vitctl.data.source.splits import ROLES, TRAIN
+        from vitctl.jobs.inputs.checks import was_trained_on
         from vitctl.jobs.inputs.given_images import find_images, place_of, some_names
         from vitctl.jobs.predict import predict as predictions
         from vitctl.recipe.schema import Evaluate
@@ -132,7 +133,8 @@ def predict(
         chosen = TRAIN if folders and not folders & {*ROLES} else ""
         chosen = split if split.partition("[")[0] in folders else chosen
         place = f"{typed(images[0])} --split {typed(chosen)}" if chosen else "DATA"
-        then = f"evaluate{weights} --data {place}"
+        is_trained = chosen == TRAIN and not split and was_trained_on(source, images[0])
+        then = f"evaluate{weights}" + f" --data {place}" * (not is_trained)  # else its held-out images
     if errors:
         reasons = ", ".join(f"{count:,} {one_line(reason)}" for reason, count in errors.most_common())
         note(f"{errors.total():,} of {total:,} images cannot be used: {reasons}")

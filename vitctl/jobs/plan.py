@@ -442,10 +442,13 @@ def _looked_up(data: Place, split: str, *, needed: bool) -> _Size:
         return answer._replace(source=None)  # its labels would be read without a time limit
     place = data.path or "data.mixture"
     if needed:
+        is_known = data.path and data.dataset and not data.classes and known_size(data.dataset, split)
         raise RecipeError(
             place,
-            f"could not be looked up: {answer}; the plan needs the number of images for the "
-            "length of the run: give --steps, a warm-up and a batch size, or --synthetic",
+            f"could not be looked up: {answer}; the plan needs the number of images for the run's length",
+            f"leave --data out, to plan for {data.dataset}"
+            if is_known
+            else "give --steps, --batch-size and --set schedule.warmup_steps=500",
         )
     note = f"{place} could not be looked up: {answer}; {ASSUMED_CLASSES:,} classes are assumed"
     return _Size(0, ASSUMED_CLASSES, place, [note])

@@ -80,9 +80,11 @@ def check_local(said: str, path: object, error: type[Exception] = RecipeError) -
     """Return a local path, given by the option or key `said`; raises `error` for an address."""
     if match := _SCHEME.match(str(path)):
         raise error(
-            f"{said}{' ' * bool(said)}{match[1]}...",
+            f"{said}{' ' * bool(said)}{match[1]}/...",
             "is an address, should be a path on a local or mounted disk",
-            "copy the files from or to the address yourself",
+            "`vitctl resume s3://BUCKET/NAME` fetches a run"
+            if said in ("RUN", "RUNS")
+            else "copy the files from or to the address yourself",
         )
     return str(path)
 

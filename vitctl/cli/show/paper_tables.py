@@ -60,21 +60,24 @@ def show_paper_tables(
             (not plot.absolute().parent.is_dir(), f"--plot {plot}", f"there is no folder {plot.parent}"),
             (not can_plot(), "--plot", NOT_INSTALLED),
         )
-    ours = our_results(runs)
+    ours, shown = our_results(runs), set[str]()
     for name in numbers:
         if name in SETTINGS:
             left = ("data", "decay", "rates")
             show_table(SETTINGS[name], setting_rows(name, gpu), title=_SETTINGS_TITLES[name], left=left)
+            shown |= {*SETTINGS[name]}
         elif name in OF_TASKS:
             _show_tasks(name, ours)
         else:
-            _show_results(name, targets, ours, gpu)
+            shown |= {*_show_results(name, targets, ours, gpu)}
         CONSOLE.print()
-    if number not in ("1", "4", *OF_TASKS):
-        say(
-            f"GPU-days: days of one {gpu.device} at {mfu:.0%} of its bf16 peak. TPU-days: the paper's "
-            f"TPUv3-core-days. EFLOPs: 10^18 operations of the pre-training."
-        )
+    legend = {
+        "GPU-days": f"days of one {gpu.device} at {mfu:.0%} of its bf16 peak.",
+        "TPU-days": "the paper's TPUv3-core-days.",
+        "EFLOPs": "10^18 operations of the pre-training.",
+    }
+    if of_columns := [f"{name}: {text}" for name, text in legend.items() if name in shown]:
+        say(" ".join(of_columns))
     if number not in SETTINGS:
         say(
             f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/; ± "
@@ -98,7 +101,8 @@ def _show_tasks(number: str, ours: OurResults) -> None:
         say(OTHERS_SOURCES)
 
 
-def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Gpu) -> None:
+def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Gpu) -> list[str]:
+    """Print a table of results, and return its columns of costs."""
     table = RESULTS[number]
     shown = tuple(t for t in targets if t in table.columns) or table.shown or table.columns[:1]
     rows = result_rows(number, shown, ours, gpu)
@@ -137,6 +141,7 @@ def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: 
                 say(f"{row.recipe}, {target}: {one.ours.remark}")
     if hidden := [column for column in table.columns if column not in shown]:
         say(f"more columns, with --target NAME: {', '.join(hidden)}")
+    return costs
 
 
 _OPTIONAL = ("paper", "TPU-days")  # costs that the paper gives for some tables only

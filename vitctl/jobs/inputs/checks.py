@@ -16,6 +16,7 @@ from vitctl.data.datasets.catalog import (
     missing_shards,
     original_splits,
 )
+from vitctl.data.datasets.converted import made_of
 from vitctl.data.datasets.readers.imagenet import is_part_of_imagenet
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.source.locate import locate_splits, no_index, with_split
@@ -148,7 +149,9 @@ def fit_splits(loaded: Loaded, *, chooses: bool = False) -> tuple[Loaded, str]:
         weights = getattr(recipe, "weights", None)
         if weights is not None and weights.source == "newest":
             check_not_missing(recipe)
-        raise no_index(data.path, fix=_TAKES)
+        is_known = isinstance(recipe, Pretrain) and data.dataset
+        planned = f"; without --data, --dry-run plans for {data.dataset}" if is_known else ""
+        raise no_index(data.path, fix=f"{_TAKES}{planned}")
     fitting, values, note = default_splits(found), dict[str, str](), ""
     if fitting is None:
         return loaded, ""
@@ -182,6 +185,12 @@ def columns_of(source: str, path: str) -> str:
     data = trained.data if (trained := training_of(source)[1]) else None
     is_same = data is not None and data.columns and Path(data.path).resolve() == Path(path).resolve()
     return data.columns if data is not None and is_same else ""
+
+
+def was_trained_on(source: str, path: str) -> bool:
+    """Whether the run of some weights trained on this data, or on shards of it."""
+    place = trained.data.path if (trained := training_of(source)[1]) else ""
+    return bool(place) and Path(made_of(place)).resolve() == Path(path).resolve()
 
 
 def _of_run(loaded: Loaded, recipe: Evaluate) -> Fitted:
@@ -350,10 +359,16 @@ def find_network(
         raise CheckpointError(
             place,
             "not downloaded yet, and --dry-run downloads nothing",
-            "name their model, too, e.g. --model B/16",
+            f"name their model, too, e.g. --model {_model_in(place)}",
         ) from None
     config, meta = read_network(path, model=model, which=set_of(which))
     return StoredNetwork(place, with_classifier(config, classifier), meta=meta)
+
+
+def _model_in(address: str) -> str:
+    from vitctl.models.weights.names import model_in
+
+    return model_in(address)
 
 
 def _named_network(address: str) -> Config | None:

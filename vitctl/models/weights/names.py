@@ -236,6 +236,12 @@ def named_network(address: str) -> ViTConfig | None:
     return ViTConfig(**sizes, image_size=size, num_classes=0, **values)
 
 
+def model_in(address: str) -> str:
+    """Return the model that a file name of Google's says, L/16 of `ViT-L_16.npz`; else B/16 as an example."""
+    found = re.search(r"/((?:R50\+)?(?:ViT-)?(?:Ti|S|B|L|H))_(\d+)[-.]", address)
+    return f"{found[1].replace('ViT-', '')}/{found[2]}" if found else "B/16"
+
+
 _PREFIXES = {"timm": r"[\w.-]+", "hf": r"[\w.-]+/[\w.-]+(/[\w./-]+)?"}
 _OF_TIMM_NAME = re.compile(r"(vit|deit3?|eva02|beit(v2)?|flexivit|tiny_vit|samvit)_\w+(\.\w+)?")
 
