@@ -60,7 +60,9 @@ def test_profile__of_finished_steps_is_said(tiny_data: Path, tmp_path: Path) -> 
         prepare_run(again, tmp_path)
         work(tmp_path)
         said = [one["text"] for one in read_records(tmp_path / "log.jsonl") if one["kind"] == "warning"]
-        assert sum("no trace is written, since the run goes on after step 8" in text for text in said) == count
+        assert (
+            sum("no trace is written, since the run goes on after step 8" in text for text in said) == count
+        )
 
 
 @pytest.mark.parametrize("asked", ["0", "7-6", "５", "9@1", "x"])
