@@ -88,6 +88,30 @@ def test_show__of_a_run_that_chose_names_the_test_images_first(vitctl: Vitctl, t
     assert "test 65.00%" in vitctl("runs").out
 
 
+@pytest.mark.parametrize(
+    ("status", "file", "says"),
+    [
+        ("stopped", "", "next: vitctl resume runs/a"),
+        ("failed", "", "next: vitctl resume runs/a"),
+        (None, "", "next: vitctl resume runs/a"),
+        (None, "job.sbatch", "next: sbatch {}/runs/a/job.sbatch"),
+        (None, "jobset.yaml", "next: kubectl create -f {}/runs/a/jobset.yaml"),
+        ("done", "job.sbatch", ""),
+    ],
+)
+def test_show__ends_with_what_goes_on(
+    vitctl: Vitctl, tmp_path: Path, status: str | None, file: str, says: str
+) -> None:
+    run = made_up(tmp_path / "runs/a", "smoke", RunResult("pretrain", status, {}, {}) if status else None)
+    if file:
+        (run / file).touch()
+    *_, before, last = vitctl("runs", "show", "runs/a").out.splitlines()
+    assert (last if says else "") == says.format(tmp_path.resolve())
+    assert ("next: " in last, "next: " in before) == (bool(says), False)
+    with lock_held(run):
+        assert "next: " not in vitctl("runs", "show", "runs/a").out
+
+
 def test_tail__ends_with_the_run(vitctl: Vitctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made_up(tmp_path / "a", "smoke", None)
     line = {"kind": "warning", "step": 0}

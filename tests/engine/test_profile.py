@@ -52,6 +52,19 @@ def test_profile__that_a_resume_interrupts_has_a_second_file(tiny_data: Path, tm
     }
 
 
+def test_profile__of_finished_steps_is_said(tiny_data: Path, tmp_path: Path) -> None:
+    values = {"data.path": str(tiny_data), **SHORT}
+    do(TINY, tmp_path, **values)
+    for asked, count in (("3-4", 1), ("3-4", 2), ("8", 3), ("8-9", 3)):
+        again = load_recipe(str(tmp_path / "recipe.toml"), [Override("log.profile", asked)])
+        prepare_run(again, tmp_path)
+        work(tmp_path)
+        said = [one["text"] for one in read_records(tmp_path / "log.jsonl") if one["kind"] == "warning"]
+        assert (
+            sum("no trace is written, since the run goes on after step 8" in text for text in said) == count
+        )
+
+
 @pytest.mark.parametrize("asked", ["0", "7-6", "５", "9@1", "x"])
 def test_profile__of_what_cannot_be_is_refused(asked: str, tiny_data: Path, tmp_path: Path) -> None:
     with pytest.raises(

@@ -142,15 +142,17 @@ def test_normaliser__takes_its_constants_to_the_device_once() -> None:
 @pytest.mark.parametrize(
     ("rows", "length", "expected"),
     [
-        # Seconds without images and in forward passes, which are a third of a process's computation.
-        ([[9, 1], [0, 1], [0, 1]], 30, (0, "data", 0.3)),
-        ([[0, 5], [0, 5], [1, 8], [0, 5]], 40, (2, "computation", 0.25)),
-        ([[0, 5], [6, 5]], 40, (1, "data", 0.15)),  # of two, the other is the measure
-        ([[8, 5], [8, 5], [9, 5]], 40, None),  # all wait alike
-        ([[0, 5], [0, 5], [4, 5]], 40, None),  # a tenth
-        ([[0, 0.1], [0.9, 0.1]], 2, None),  # less than a second
-        ([[0, 5], [0, 9]], 8, (1, "computation", 1.0)),
-        ([[5, 5]], 8, None),
+        # Seconds without images, in forward passes and in backward passes; what follows is ignored.
+        ([[9, 1, 2], [0, 1, 2], [0, 1, 2]], 30, (0, "data", 0.3)),
+        ([[0, 5, 10], [0, 5, 10], [1, 8, 16], [0, 5, 10]], 40, (2, "computation", 0.25)),
+        ([[0, 5, 10], [6, 5, 10]], 40, (1, "data", 0.15)),  # of two, the other is the measure
+        ([[8, 5, 10], [8, 5, 10], [9, 5, 10]], 40, None),  # all wait alike
+        ([[0, 5, 10], [0, 5, 10], [4, 5, 10]], 40, None),  # a tenth
+        ([[0, 0.1, 0.2], [0.9, 0.1, 0.2]], 2, None),  # less than a second
+        ([[0, 4.1, 1, 0, 2], [0, 0.5, 0.5, 4, 2]], 10, (0, "computation", 0.41)),  # no more than measured
+        ([[0, 4, 3], [0, 2, 5]], 10, None),  # one pass makes up for the other
+        ([[0, 5, 5], [0, 9, 9]], 7.5, (1, "computation", 1.0)),  # a step that began before the window
+        ([[5, 5, 5]], 8, None),
         ([], 8, None),  # not the main process
     ],
 )

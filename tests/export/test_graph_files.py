@@ -107,6 +107,20 @@ def test_out__a_program_of_the_user_stays(saved: Saved, exported: Exported, tmp_
     assert (tmp_path / "run" / "main.py").read_text().startswith("import json")
 
 
+def test_out__a_program_of_another_network_is_no_part_of_the_export(
+    saved: Saved, exported: Exported, tmp_path: Path
+) -> None:
+    """The graph was replaced and the program kept, with the other one's softmax, size and crop."""
+    to = {"export.file": str(tmp_path / "main.onnx")}
+    exported(saved(), "onnx", **to)
+    exported(saved(), "onnx", **to)
+    (tmp_path / "main.py").write_text((tmp_path / "main.py").read_text() + "# mine")
+    before = (tmp_path / "main.onnx").read_bytes()
+    with pytest.raises(RecipeError, match=r"main\.py is the program of another network, or was edited; remove"):
+        exported(saved(), "onnx", **to)
+    assert (tmp_path / "main.onnx").read_bytes() == before
+
+
 @pytest.mark.slow
 def test_out__a_file_of_the_user_beside_it_is_no_part_of_the_export(
     saved: Saved, exported: Exported, tmp_path: Path

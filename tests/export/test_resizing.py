@@ -95,11 +95,13 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def run_folder(folder: Path, photos: Path, preprocessing: dict[str, Any], **values: Any) -> Path:
+def run_folder(
+    folder: Path, photos: Path, preprocessing: dict[str, Any], job: str = "finetune", **values: Any
+) -> Path:
     """A run whose weights answer differently to different images."""
     given = {"data.path": str(photos), "data.image_size": 32, **values}
     folder.mkdir()
-    loaded = load_recipe("finetune", [Override(key, value) for key, value in given.items()])
+    loaded = load_recipe(job, [Override(key, value) for key, value in given.items()])
     (folder / "recipe.toml").write_text(to_toml(loaded))
     made = network()
     meta = {"mean": [0.5] * 3, "std": [0.5] * 3, "image_size": 32, "class_names": list(NAMES)} | preprocessing
@@ -205,6 +207,7 @@ def test_export__onnx_tells_it_in_its_metadata(photos: Path, tmp_path: Path) -> 
     [
         ({"export.check_images": 0}, "export.check_images = 0"),
         ({"data.path": "nowhere"}, "nowhere"),
+        ({"job": "probe"}, "the images of `vitctl probe` are not opened here; measure it with --check-data"),
         *slow(
             ({"data.path": "s3://bucket/set"}, r"its images are not on this machine (s3://bucket/set)"),
             ({"data.eval_split": ""}, "the run scores no images"),
@@ -215,7 +218,7 @@ def test_export__onnx_tells_it_in_its_metadata(photos: Path, tmp_path: Path) -> 
 def test_export__says_that_nothing_was_measured(
     photos: Path, tmp_path: Path, values: dict[str, Any], reason: str
 ) -> None:
-    of_run = {key: value for key, value in values.items() if key.startswith("data.")}
+    of_run = {key: value for key, value in values.items() if not key.startswith("export.")}
     weights = run_folder(tmp_path / "run", photos, {**SQUARE, "resample": "bilinear"}, **of_run)
     if not values:
         weights = weights.rename(tmp_path / "alone.safetensors")

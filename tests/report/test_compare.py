@@ -1,5 +1,6 @@
 """Which results may stand in one table."""
 
+import io
 import json
 import re
 import shutil
@@ -8,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from vitctl.data.writer.intake import Item
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import CheckpointError
 from vitctl.jobs.record.answer_table import answers_digest, write_answers
 from vitctl.jobs.record.result import RunResult, read_result, write_result
@@ -60,6 +64,27 @@ def test_compare__the_same_images_by_other_means(tmp_path: Path) -> None:
         ("image_size", ["16", "32"]),
         ("recipe_sha256 (a recipe.toml is missing or invalid)", ["c" * 12, "d" * 12]),
     ]
+
+
+@pytest.mark.parametrize(("orientation", "count"), [(None, 0), (1, 0), (6, 1)])
+def test_compare__rotation_by_exif_counts_where_an_image_has_one(
+    tmp_path: Path, orientation: int | None, count: int
+) -> None:
+    exif, file = Image.Exif(), io.BytesIO()
+    exif.update({0x0112: orientation} if orientation else {})
+    Image.new("RGB", (8, 6)).save(file, "JPEG", exif=exif)
+    plain = io.BytesIO()
+    Image.new("RGB", (8, 6)).save(plain, "PNG")
+    items = [Item(str(n), 0, one.getvalue) for n, one in enumerate((plain, file))]
+    index = write_split(items, tmp_path / "data/test", ("a",), seed=0, source_text="")
+    used = {"split": "test", "data_sha256": index.digest}
+    runs = [put(tmp_path / name, **used, exif_orientation=name == "on") for name in ("on", "off", "moved")]
+    for run, data in zip(runs, ("data", "data", "gone"), strict=True):
+        loaded = load_recipe("evaluate", [Override("data.path", str(tmp_path / data))])
+        (run / "recipe.toml").write_text(to_toml(loaded))
+    for first, other, reasons in ((0, 1, count), (1, 0, count), (2, 0, 1), (2, 1, 0)):
+        found = compare_runs([runs[first], runs[other]]).reasons
+        assert [reason.split()[1] for reason in found] == ["exif_orientation"] * reasons
 
 
 def of_recipes(

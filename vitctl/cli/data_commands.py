@@ -124,13 +124,14 @@ def number_of_workers(workers: int | None = None) -> int:
     return default_workers() if workers is None else workers
 
 
-def shards_of(photographs: str, runs: Path, columns: str = "") -> Path:
+def shards_of(photographs: str, runs: Path, columns: str = "", others: Sequence[Path] = ()) -> Path:
     """Convert photographs to shards beside the runs, once for each content.
 
     Args:
         photographs: a path with images that are no shards.
         runs: folder of run folders.
         columns: see `open_split`.
+        others: folders of runs whose shards of the same photographs are used, too.
 
     Returns:
         the folder of shards.
@@ -154,7 +155,7 @@ def shards_of(photographs: str, runs: Path, columns: str = "") -> Path:
     from vitctl.system.files import lock, opened_folder
 
     state = fingerprint(photographs, columns)
-    out = find_shards(runs, state)
+    out = find_shards(state, runs, *others)
     if out is None:
         originals = open_originals(photographs, columns=columns)
         out, known = shards_folder(photographs, runs, originals)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitctl.cli.flags import overrides_of
-from vitctl.engine.journal import CHECKPOINTS, RECIPE
+from vitctl.engine.journal import CHECKPOINTS, RECIPE, run_of
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
@@ -296,7 +296,8 @@ def with_shards(
     """Convert a folder of photos that --data names to shards, once, and train on those.
 
     Args:
-        runs: folder of run folders, which gets the shards.
+        runs: folder of run folders, which gets the shards, unless ./runs or the place of the run that the
+            weights are from has them.
         begin: called when nothing is left to refuse.
         is_alone: whether no other process runs the same command.
         dry_run: write nothing; print what would be made.
@@ -316,10 +317,12 @@ def with_shards(
     data = getattr(loaded.recipe, "data", None)
     if not isinstance(data, Place) or not is_photographs(data.path):
         return loaded
+    weights = getattr(loaded.recipe, "weights", None)
+    others = [Path("runs"), run_of(Path(getattr(weights, "source", ""))).parent]
     if dry_run:
         from vitctl.data.datasets.converted import find_shards, fingerprint
 
-        if find_shards(runs, fingerprint(data.path, data.columns)) is None:
+        if find_shards(fingerprint(data.path, data.columns), runs, *others) is None:
             place = runs / "shards" / Path(data.path).resolve().name
             print(f"{data.path}: photos; their shards would be written to {place}-...")
             originals = open_originals(data.path, columns=data.columns)
@@ -334,7 +337,6 @@ def with_shards(
     if not dry_run:
         if out is not None:
             check_out(out)
-        weights = getattr(loaded.recipe, "weights", None)
         if weights is not None and weights.source == "newest":
             check_not_missing(loaded.recipe)
         fitting, file = fit_splits(loaded)[0], (out or Path(loaded.name).parent) / RECIPE
@@ -346,7 +348,7 @@ def with_shards(
                 plan_scoring(recipe)  # raises what the job would raise
         if begin:
             begin()
-    shards = str(shards_of(data.path, runs, data.columns))
+    shards = str(shards_of(data.path, runs, data.columns, others))
     values = {"data.path": shards, **({"data.columns": ""} if data.columns else {})}
     return with_overrides(loaded, [Override(*one, "shards of photographs") for one in values.items()])
 

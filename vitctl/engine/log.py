@@ -26,7 +26,7 @@ from vitctl.engine.journal import (
 )
 from vitctl.engine.losses import Normalise
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.runtime import DATA, FORWARD, PARTS, Runtime, Stamps, part_seconds, slowest
+from vitctl.engine.runtime import DATA, PARTS, Runtime, Stamps, part_seconds, slowest
 from vitctl.engine.sharding import is_sharded, local
 from vitctl.engine.trace import Recorder, record_problem, weights_checksum
 from vitctl.engine.update import Result
@@ -193,7 +193,7 @@ class RunLog:
         device, length = self._runtime.device, time.perf_counter() - self._window[0]
         own = [*self._parts.values(), *memory_of(device)]
         table = self._runtime.gather(torch.tensor(own, dtype=torch.float64), everywhere=False)
-        self._times = slowest([row[[PARTS.index(DATA), PARTS.index(FORWARD)]] for row in table], length)
+        self._times = slowest(table, length)
         if not table:
             return
         columns = torch.stack(table).T

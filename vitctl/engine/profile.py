@@ -50,6 +50,14 @@ def steps_of(asked: str) -> tuple[int, int, int]:
     return int(first), int(last or first), int(rank or 0)
 
 
+def past_steps(asked: str, step: int, folder: Path) -> str:
+    """Return a line if `log.profile` asks for finished steps alone, of which there is no trace; else ""."""
+    first, last, _ = steps_of(asked)
+    if last > step or any((folder / PROFILE).glob(f"steps_{first}[-.@]*")):
+        return ""
+    return f"--profile {asked}: no trace is written, since the run goes on after step {step}"
+
+
 @contextmanager
 def _profile(runtime: Runtime, folder: Path, done: Sequence[int], rank: int) -> Iterator[None]:
     """Write a .json.gz named by the steps `done`, in the format of Chrome's traces, and on a GPU a .pickle,

@@ -527,12 +527,13 @@ def slowest(seconds: Sequence[Tensor], length: float) -> dict[str, Any]:
 
     The fields are its rank, whether it is late with "data" or "computation", and the share of `length`
     lost. Each process is compared with the median. Delays below a tenth of the time or below a second are
-    ignored. A backward pass is assumed to take twice as long as the forward pass. `seconds` holds, for
-    each rank, those waiting for images and those in forward passes, `[2]`.
+    ignored. `seconds` holds, for each rank, those of the parts of its steps, in the order of `PARTS`.
     """
     if len(seconds) < 2:
         return {}
-    table = torch.stack([*seconds]) * torch.tensor([1.0, 3.0])
+    parts = torch.stack([*seconds])
+    # Both passes as measured: only sharded ones wait for others.
+    table = torch.stack([parts[:, 0], parts[:, 1] + parts[:, 2]], dim=1)
     more = table - table.median(dim=0).values  # the lower of two
     rank = int(more.sum(dim=1).argmax())
     data, computation = more[rank].tolist()

@@ -16,6 +16,7 @@ from vitctl.data.loader.batches import Batch, take
 from vitctl.engine.evaluation import Score
 from vitctl.engine.log import SKIPPED, RunLog, is_due
 from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.engine.profile import past_steps
 from vitctl.engine.runtime import DATA, Runtime, stop_together
 from vitctl.engine.state import RunState
 from vitctl.engine.update import TrainStep, Update
@@ -110,6 +111,9 @@ class Trainer:
             # 3. Train. A finished run only gives its score again.
             trains = state.step < self.total_steps
             log.start(state.step, self.facts, state.resumed_from, trains=trains)
+            asked = self.recipe.log.profile
+            if asked and (text := past_steps(asked, state.step, log.folder)):
+                log.warn(text, state.step)
             if trains:
                 with closing(self.batches(first_step=state.step)) as batches:  # ends its workers
                     self.run_steps(batches)

@@ -331,9 +331,14 @@ def _copied(done: Exported, to: Path, row: ExportFormat) -> tuple[Path, list[str
     pairs = [(done.path, target), *((file, target.parent / file.name) for file in beside)]
     # An existing program of this name may be written or edited by the user.
     left = [path for _, path in pairs if path.suffix == ".py" and os.path.lexists(path)]
-    for _, path in pairs[1:]:  # not of an earlier export
-        if path not in left and os.path.lexists(path) and not os.path.lexists(target):
+    is_again = os.path.lexists(target)
+    for source, path in pairs[1:]:  # not of an earlier export
+        if path not in left and os.path.lexists(path) and not is_again:
             raise RecipeError(f"--out {to}", f"{path} exists, and would be replaced", "give another name")
+        if path in left and is_again and path.read_bytes() != source.read_bytes():
+            text = f"{path} is the program of another network, or was edited"
+            raise RecipeError(f"--out {to}", text, "remove it, or give another name")
+    left = [path for path in left if not is_again]
     target.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:  # all are complete before the first replaces an older one
         for source, path in pairs:

@@ -99,8 +99,12 @@ class ResizingCheck:
         run = run_of(self.found.path)
         if run is None:
             raise DataError("the weights are not in a run folder, whose recipe would name its images")
-        data = getattr(at_start(load_recipe(str(run / RECIPE)).recipe, run), "data", None)
-        if not isinstance(data, TrainImages) or data.synthetic or not data.eval_split:
+        recipe = at_start(load_recipe(str(run / RECIPE)).recipe, run)
+        data = getattr(recipe, "data", None)
+        if not isinstance(data, TrainImages):
+            what = f"the images of `vitctl {recipe.job}` are not opened here"
+            raise DataError(what, fix="measure it with --check-data SHARDS")
+        if data.synthetic or not data.eval_split:
             raise DataError("the run scores no images")
         if data.mixture and not (data.path or data.dataset):
             data = data.model_copy(update={"path": data.mixture[0].path})

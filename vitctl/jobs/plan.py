@@ -556,7 +556,7 @@ def _add_scored(plan: ScoringPlan, recipe: Evaluate, found: StoredNetwork) -> No
     plan.notes += [f"images from {size.place}", *size.notes]
     if size.source is not None:
         check_scored(size.source, split)
-    if size.num_images:
+    if size.num_images or not found.config.num_classes:
         check_scored_head(recipe, found, size.source.class_names if size.source else size.num_classes)
 
 

@@ -356,8 +356,9 @@ class Resources:
         """
         raise NotImplementedError
 
-    def line(self, run_dir: Path) -> str:
-        return shlex.join([*self.submits, str(run_dir.resolve() / self.file)])
+    @classmethod
+    def line(cls, run_dir: Path) -> str:
+        return shlex.join([*cls.submits, str(run_dir.resolve() / cls.file)])
 
     def write(self, run_dir: Path) -> Path:
         """Write the file of a prepared run, and return its path. Raises as `text`."""

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from vitctl.data.images.decode import open_picture
 from vitctl.engine.journal import RECIPE
 from vitctl.engine.metrics import interval_text, mcnemar
 from vitctl.errors import CheckpointError, VitctlError
+from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.jobs.record.answer_table import answers_digest, is_right, read_answers
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
+from vitctl.jobs.record.start_folder import at_start
+from vitctl.recipe.images import Place
 from vitctl.recipe.load import leaves, load_recipe
 from vitctl.recipe.neutral_keys import RESULT_NEUTRAL, deciding_values, with_added
 from vitctl.recipe.write import toml_value
@@ -155,6 +159,7 @@ _SETTINGS = {"c", "l2", "loss", "lr"}  # chosen settings, not shares
 _INTEGERS = {"correct", "total", "top5_correct", "step"}
 _CALIBRATION = {"ece", "nll", "brier"}
 _SHOWN = 12
+_LOOKED_AT = 10_000  # images at most whose orientation is read
 _CROP_TOLERANCE = 0.01  # 224 of 256 and 384 of 438 count as the same crop
 
 
@@ -316,8 +321,16 @@ def _reasons(name: Path, first: RunResult, other: RunResult) -> list[str]:
     some = [fact for fact in _facts(first, _SOMETIMES) if fact.key in one and fact.key in two]
     for fact in (*_facts(first), *some):
         values = [recorded.get(fact.key, NOT_RECORDED) for recorded in (two, one)]
-        if fact.key == "data_source" and one.get("data_sha256") == two.get("data_sha256") is not None:
+        is_same_data = one.get("data_sha256") == two.get("data_sha256") is not None
+        if fact.key == "data_source" and is_same_data:
             continue  # the same bytes, whatever the source
+        if (
+            fact.key == "exif_orientation"
+            and is_same_data
+            and values[0] != values[1]
+            and _turns_none(name, one)
+        ):
+            continue  # the same pixels
         if fact.rule == "agree" and not _agree(fact.key, *values):
             shown = [_short(value) for value in values]
             reasons.append(f"{fact.key} is {shown[0]}, but {shown[1]} in {name}: {fact.reason}")
@@ -330,6 +343,21 @@ def _reasons(name: Path, first: RunResult, other: RunResult) -> list[str]:
     if odd:
         reasons.append(f"other data or splits in the tasks {', '.join(odd)}")
     return reasons
+
+
+def _turns_none(folder: Path, recorded: Mapping[str, Any]) -> bool:
+    """Return whether the images that a run scored are here, not many, and none has an EXIF orientation."""
+    try:
+        data = getattr(at_start(load_recipe(str(folder / RECIPE)).recipe, folder), "data", None)
+        if not isinstance(data, Place) or "://" in data.path:
+            return False
+        made = folder / "data"
+        source = open_recipe_split(data, str(recorded.get("split")), made if made.is_dir() else None)
+        if source.digest != recorded["data_sha256"] or len(source) > _LOOKED_AT:
+            return False
+        return not any(open_picture(source.read(number)).is_turned for number in range(len(source)))
+    except (VitctlError, OSError):
+        return False
 
 
 def _agree(key: str, one: Any, other: Any) -> bool:

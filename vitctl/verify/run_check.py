@@ -98,7 +98,7 @@ def _loaded(run_dir: Path, data: str, weights: str) -> Loaded:
     name = str(run_dir / RECIPE)
     if is_photographs(data):
         trained_on = str(getattr(getattr(load_recipe(name).recipe, "data", None), "path", ""))
-        made = find_shards(Path(trained_on).parent.parent, fingerprint(data, ""))
+        made = find_shards(fingerprint(data, ""), Path(trained_on).parent.parent)
         if made is None:
             raise DataError(
                 data, "not what the run read", f"it read shards made of photographs: {trained_on}"

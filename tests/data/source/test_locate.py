@@ -16,12 +16,12 @@ import pytest
 from tests.data.conftest import contents
 from tests.data.server import Faults, serving
 from tests.matrix import slow
-from vitctl.data.datasets.catalog import open_split
+from vitctl.data.datasets.catalog import open_split, original_splits
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import Index
 from vitctl.data.shards.indexing import index_shards
-from vitctl.data.source.locate import INDEXED, expand, locate_splits
+from vitctl.data.source.locate import INDEXED, expand, locate_all_splits, locate_splits
 from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
 from vitctl.data.source.splits import write_exclusion
 from vitctl.data.source.stores import ShardSource
@@ -474,3 +474,23 @@ def test_data__a_shard_that_came_later_is_indexed_or_refused_and_not_left_untrai
     for path in (folder, folder.parent):
         with pytest.raises(DataError, match=r"1 shard added after it was indexed \(such as"):
             open_split("train", path=str(path))
+
+
+def test_above__one_of_several_folders_of_images_is_a_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("photos/cat/1.jpg", "photos/dog/1.png", "alone/cat/1.jpg", "alone/notes/a.txt"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    for path in ("photos/cat", f"{tmp_path}/photos/dog", "photos/cat/"):
+        with pytest.raises(DataError, match=rf"holds no shards; did you mean {Path(path).parent}\?$"):
+            locate_all_splits(path)
+    for path in ("alone/cat", "alone/notes"):
+        with pytest.raises(DataError, match="put its images into class folders"):
+            locate_all_splits(path)
+    with pytest.raises(DataError, match=r"1.jpg is not in a class folder, .*; did you mean photos\?$"):
+        original_splits("photos/cat")
+    monkeypatch.chdir("photos/cat")
+    with pytest.raises(DataError, match=r"did you mean \.\.\?$"):
+        locate_all_splits(".")

@@ -84,6 +84,14 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
     shutil.copytree("PHOTOS", "FEWER", ignore=shutil.ignore_patterns("*0.*"))
     assert "FEWER: not what the run read; it read shards" in vitctl("verify", "runs/a", "--data", "FEWER").err
 
+    # Shards of ./runs, and those beside the run of the weights, are used for a run of another place too.
+    assert "unchanged; using" in vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--out", "e3").out
+    Path("runs").rename("mine")
+    said = vitctl("evaluate", "--from", "mine/a", "--data", "PHOTOS", "--out", "e4")
+    assert said.code == 0 and "unchanged; using the shards of its photos in mine/shards/PHOTOS-" in said.out
+    Path("mine").rename("runs")
+    assert not Path("shards").exists()
+
     damage(next(folder.glob("train/*.tar")))
     again = ("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--out", "runs/e2")
     assert f"delete {folder}: the same command makes it again from your images" in vitctl(*again).err

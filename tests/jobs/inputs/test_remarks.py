@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 from tests.matrix import few
 from tests.trained import Job, do
 from vitctl import load_classifier
+from vitctl.errors import CheckpointError
 from vitctl.jobs.inputs.classifier import open_classifier
 from vitctl.jobs.inspection import inspect
 from vitctl.jobs.plan import plan_scoring
@@ -22,7 +24,8 @@ from vitctl.models.build import build
 from vitctl.models.variants import ViTConfig
 from vitctl.models.weights.layouts import rules_for, to_theirs
 from vitctl.models.weights.timm import LAYOUT
-from vitctl.recipe.load import load_recipe
+from vitctl.models.weights.weights_file import save_weights
+from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Evaluate
 
 
@@ -136,8 +139,25 @@ def test_remarks__a_recorded_value_that_is_replaced_is_named(
             assert not named or ("temperature" in named[0]) == ("gelu" not in given[0])
 
 
+def test_plan__refuses_to_score_weights_without_a_head_as_the_job_does(
+    job: Job, tiny_data: Path, tmp_path: Path
+) -> None:
+    """Also where the images are not here, of which only the number is known."""
+    config = ViTConfig(patch_size=8, hidden_size=64, depth=1, mlp_size=64, num_heads=1, image_size=32)
+    meta = {"image_size": 32, "mean": [0.5] * 3, "std": [0.5] * 3, "resample": "bilinear", "eval_resize": 32,
+            "eval_method": "square"}  # fmt: skip
+    config = replace(config, num_classes=0)
+    body = save_weights(tmp_path / "body.safetensors", build(config, seed=1).state_dict(), config, meta)
+    absent = {"data.dataset": "imagenet", "data.root": str(tmp_path), "data.eval_split": "validation"}
+    for values in ({"data.path": str(tiny_data)}, absent):
+        given = {"weights.source": str(body), "machine.device": "cpu", **values}
+        with pytest.raises(CheckpointError, match="has no trained head"):
+            plan_scoring(load_recipe("evaluate", [Override(*one) for one in given.items()]).recipe)
+    with pytest.raises(CheckpointError, match="has no trained head"):
+        job("evaluate", **{"weights.source": str(body)})
+
+
 def test_weights__of_a_foreign_file_are_chosen_on_the_command_line(foreign: Path, tmp_path: Path) -> None:
-    from vitctl.errors import CheckpointError
     from vitctl.jobs.inputs.weights import find_weights
 
     assert find_weights(str(foreign)).chosen.averaged

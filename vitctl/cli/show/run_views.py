@@ -16,6 +16,8 @@ from vitctl.data.datasets.converted import Converted
 from vitctl.engine.journal import LOG, RECIPE, RESULT, Record, Report, read_records
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.record.result import read_own_records, read_result
+from vitctl.launch.cluster import Job
+from vitctl.launch.jobset import JobSet
 from vitctl.launch.launcher import Follower
 from vitctl.launch.listing import RunLine, read_line, size_on_disk
 from vitctl.launch.prepare_run import prepare_run
@@ -32,7 +34,7 @@ from vitctl.report.result_tables import number, rates_tried
 from vitctl.report.sweep_table import Outcome, draw_sweep, groups, shared_words
 from vitctl.system.figures import NOT_INSTALLED, can_plot
 from vitctl.system.files import parsing
-from vitctl.system.text import bytes_text, count_text
+from vitctl.system.text import bytes_text, count_text, typed
 
 _BARS, _WIDEST = "▁▂▃▄▅▆▇█", 60
 _FIRST_RECORDS = 10  # records that `tail` starts with
@@ -96,6 +98,9 @@ def show_run(folder: Path) -> None:
     if result is not None and result.error:
         say(f"failed: {result.error}")
     say(f"HTML report: vitctl report {folder}")
+    if line.state not in ("running", "done", "invalid"):
+        job = next((one for one in (Job, JobSet) if (folder / one.file).is_file()), None)
+        say(f"next: {job.line(folder) if job else f'vitctl resume {typed(folder)}'}")
 
 
 def _time_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:

@@ -67,9 +67,9 @@ def _contents(items: Sequence[Item]) -> list[str]:
     return run_each(content, len(items), _IMAGES_PER_TASK, workers=workers)
 
 
-def find_shards(runs: Path, state: str) -> Path | None:
-    """Return the shards that were made of photographs in a state, see `fingerprint`."""
-    for record in sorted((runs / SHARDS).glob(f"*/{RECORD}")):
+def find_shards(state: str, *runs: Path) -> Path | None:
+    """Return the first shards that were made of photographs in a state, see `fingerprint`, beside runs."""
+    for record in (one for place in runs for one in sorted((place / SHARDS).glob(f"*/{RECORD}"))):
         if state in read_record(record).get("states", ()):
             with suppress(OSError):
                 os.utime(record)

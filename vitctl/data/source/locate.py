@@ -202,7 +202,7 @@ def no_index(path: str, split: str = "train", fix: str = "") -> DataError:
         fix = f"give the folder of all class folders, or classify it: vitctl predict {typed(path)}"
         return DataError(path, "one photograph, and not a data set", fix)
     if shard is None:
-        fix = _UNPACK if folder.is_file() else "put its images into class folders"
+        fix = _UNPACK if folder.is_file() else above(folder) or "put its images into class folders"
         if folder.suffix.lower() in (*TABLES, ".parquet") or any(folder.glob("*/")):
             out = typed(f"{path.rstrip('/')}-shards")
             fix = f"make them with `vitctl data shards {typed(path)} {out}`, then give {out} instead"
@@ -213,6 +213,21 @@ def no_index(path: str, split: str = "train", fix: str = "") -> DataError:
         f"make them with `vitctl data shards SOURCE {path}`, or index those you have with `vitctl data index "
         f"{shard.parent}`",
     )
+
+
+def above(folder: Path) -> str:
+    """Return a fix that asks for the folder of class folders, of which this is one; "" if it is none."""
+
+    def has_images(place: Path) -> bool:
+        return any(one.suffix.lower() in IMAGE_SUFFIXES for one in place.iterdir())
+
+    with suppress(OSError):  # a folder beside it may be unreadable
+        parent = (
+            Path(os.path.relpath(folder / os.pardir)) if folder.name in ("", os.pardir) else folder.parent
+        )
+        if has_images(folder) and sum(map(has_images, parent.glob("*/"))) > 1:
+            return did_you_mean([str(parent)])
+    return ""
 
 
 def expand(text: str) -> list[str]:

@@ -59,7 +59,7 @@ from vitctl.jobs.record.start_folder import at_start
 from vitctl.models.variants import Config, check_lora, downstream, variant, with_classifier
 from vitctl.models.weights.download import CONFIG, Fetch, cached, fetch, locate
 from vitctl.models.weights.header import check_named, own_header
-from vitctl.models.weights.meta import activation_of, distinct
+from vitctl.models.weights.meta import activation_of, distinct, no_head
 from vitctl.models.weights.network import read_network
 from vitctl.recipe.images import Place
 from vitctl.recipe.load import Loaded, Override, load_recipe, recipe_names, with_overrides
@@ -640,9 +640,9 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
 
 
 def check_scored_head(recipe: Evaluate, found: StoredNetwork, classes: Sequence[str] | int) -> None:
-    """Check the classes of the head that `evaluate` scores. Without a head it passes: the job refuses it."""
+    """Check that there is a head for `evaluate` to score, and its classes. Raises CheckpointError."""
     if not found.config.num_classes:
-        return
+        raise no_head(found.path)
     labels, names = recipe.evaluation.labels, () if isinstance(classes, int) else classes
     in_part = not labels and names and is_part_of_imagenet(names, found.config.num_classes)
     if labels.startswith("objectnet") or in_part:

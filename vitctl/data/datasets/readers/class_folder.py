@@ -23,6 +23,7 @@ from vitctl.data.datasets.readers.original_files import (
     read_part,
 )
 from vitctl.data.images.image_types import HEAD_BYTES, SYSTEM_FILE, exclusion_reason, is_system_file
+from vitctl.data.source.locate import above
 from vitctl.data.source.splits import ROLES, TABLES, TRAIN
 from vitctl.data.writer.intake import Doubt, Item, LeftOut, Originals, keep_doubt
 from vitctl.errors import DataError
@@ -201,7 +202,8 @@ def _layout(
         places = [(f"{top}{split}{slash}", ROLES[split.lower()], key) for split, slash, key in parts]
     keys = [key for *_, key in places]
     if outside := next((key for key in keys if "/" not in key), ""):
-        raise DataError(source, f"{outside} is not in a class folder, should be <class>/{outside}")
+        fix = "" if any("/" in key for key in keys) else above(Path(source))
+        raise DataError(source, f"{outside} is not in a class folder, should be <class>/{outside}", fix)
     doubts = _named_like_splits(named_so, others) or _splits_inside(keys)
     doubts = doubts or _nested(keys, source, in_splits=bool(splits))
     spelled = {(split, key.partition("/")[0]) for _, split, key in places}
