@@ -41,17 +41,23 @@ LIMITS = {
     "REQUEST_IMAGES": 8,
     "REQUEST_SECONDS": 2,
     "CONNECTIONS": 40,
+    "PIXELS": 4_000_000,
+    "REQUEST_PIXELS": 16_000_000,
+    "ANSWER_CLASSES": 40,
 }
 MOST_GROWTH = 200 * MIB  # of memory, over all hostile requests
 
 
 @contextmanager
-def served(*arguments: object, **limits: int) -> Iterator[tuple["subprocess.Popen[str]", str, int]]:
+def served(
+    *arguments: object, before: str = "pass", **limits: int
+) -> Iterator[tuple["subprocess.Popen[str]", str, int]]:
     """A server process, its address and its port."""
     code = "; ".join(
         [
             "from vitctl.cli.app import main",
             "from vitctl.system import limits",
+            before,
             *(f"limits.{name} = {value}" for name, value in limits.items()),
             "main()",
         ]
@@ -321,6 +327,8 @@ REQUESTS: dict[str, tuple[str, str, dict[str, str], bytes, tuple[int, ...]]] = {
     "many fields": ("POST", "/predict", MULTIPART, form(*[('name="x"', b"1")] * 2000), (400,)),
     "many files": ("POST", "/predict", MULTIPART, form(*[(FILE, png())] * 9), (400,)),
     "many empty files": ("POST", "/predict", MULTIPART, form(*[(FILE, b"")] * 20_000), (400,)),
+    "many pixels": ("POST", "/predict", MULTIPART, form(*[(FILE, png(1900, 1900))] * 5), (413,)),
+    "many classes": ("POST", "/predict?top=6", MULTIPART, form(*[(FILE, png())] * 7), (422,)),
     "empty files": ("POST", "/predict", MULTIPART, form(*[(FILE, b"")] * 8), (422,)),
     "long part head": ("POST", "/predict", MULTIPART, form((f'{FILE}; y="{"y" * MIB}"', b"x")), (400, 422)),
     "long boundary": (
@@ -366,7 +374,7 @@ BYTES: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "two lengths": (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", (400,)),
     "long length": (HEAD + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", (400, 413)),
     "huge length": (HEAD + b"Content-Length: 99999999999999\r\n\r\n", (413,)),
-    "both lengths": (HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", (400, 422)),
+    "both lengths": (HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", (400,)),
     "bad chunk": (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nab\r\n", (400,)),
     "odd coding": (HEAD + b"Transfer-Encoding: gzip\r\n\r\nab", (400, 501)),
     "huge chunks": (
@@ -439,6 +447,110 @@ def test_hostile_requests__are_answered_in_a_line_and_cost_little(server: tuple[
     assert httpx.post(f"{address}/predict", content=png()).text == good
     assert memory.memory_info().rss - before < MOST_GROWTH
     assert set(os.listdir(memory.cwd())) == files
+
+
+def test_form__a_coded_file_name_is_a_file(server: tuple[Any, str, int]) -> None:
+    body = form(("filename*=UTF-8''%e7%8c%ab%22.png; name=\"x\"", png()))
+    found = httpx.post(f"{server[1]}/predict", content=body, headers=MULTIPART).json()
+    assert found["predictions"][0]["image"] == '\u732b".png'
+
+
+def test_one_image__does_not_wait_for_all_of_a_large_request(pretrained: Path) -> None:
+    """Images of different requests take turns."""
+    with served("--from", pretrained) as (_, address, _), ThreadPoolExecutor(2) as pool:
+        files = [("x", ("x.png", png(2000, 2000)))] * 64
+        large = pool.submit(httpx.post, f"{address}/predict", files=files, timeout=120)
+        while "vitctl_waiting_images 64.0" not in httpx.get(f"{address}/metrics").text:
+            assert not large.done()
+        assert httpx.post(f"{address}/predict", content=png(), timeout=60).status_code == 200
+        text = httpx.get(f"{address}/metrics").text
+        assert float(re.search(r"^vitctl_batches_total (\S+)", text, re.M)[1]) < 32  # type: ignore[index]
+        assert large.result().status_code == 200
+
+
+def test_client_that_stopped_sending__is_answered(server: tuple[Any, str, int]) -> None:
+    body = png(900, 900)
+    for version, count in ((b"1.1", 1), (b"1.1", 3), (b"1.0", 1)):
+        head = HEAD.replace(b"1.1", version) + f"Content-Length: {len(body)}\r\n\r\n".encode()
+        with socket.create_connection(("127.0.0.1", server[2]), timeout=20) as client:
+            client.sendall((head + body) * count)
+            client.shutdown(socket.SHUT_WR)
+            text = b"".join(iter(lambda: client.recv(65_536), b""))
+        assert text.count(b"HTTP/1.1 200") == text.count(b'{"predictions": [{') == count
+
+
+def test_refused_and_unread__are_no_lines_in_the_log(pretrained: Path) -> None:
+    """Clients that leave while they are refused, and one that never reads its answers."""
+    with served("--from", pretrained, **{**LIMITS, "REQUEST_SECONDS": 1}) as (process, address, port):
+        asked = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 4000
+        deaf = socket.create_connection(("127.0.0.1", port))
+        deaf.settimeout(1)
+        with suppress(OSError):
+            deaf.sendall(asked)
+        for number in range(60):
+            with socket.create_connection(("127.0.0.1", port)) as client, suppress(OSError):
+                client.sendall(
+                    (b"\x16\x03\x01\r\n\r\n", HEAD, HEAD + b"Content-Length: 9999999999\r\n\r\n")[number % 3]
+                )
+                time.sleep(0.002 * (number % 4))
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        time.sleep(3.5)
+        text = httpx.get(f"{address}/metrics").text
+        assert "vitctl_held_bytes 0.0" in text  # the unread answers were dropped with their connection
+        deaf.close()
+        process.kill()
+        assert process.stderr is not None
+        assert [one for one in process.stderr.read().splitlines() if not one.startswith("try: ")] == []
+
+
+def test_sigterm__what_takes_longer_than_its_grace_is_told(pretrained: Path) -> None:
+    """In a line of JSON, and without a line in the log."""
+    grace = "import vitctl.jobs.http_server as server; server.GRACE_SECONDS = 0.2"
+    with served("--from", pretrained, "--drain", 0, before=grace) as (process, address, _):
+        files = [("x", ("x.png", png(2500, 2500)))] * 55
+        with ThreadPoolExecutor(2) as pool:
+            sent = [pool.submit(httpx.post, f"{address}/predict", files=files, timeout=60) for _ in range(2)]
+            while "vitctl_waiting_images 110.0" not in httpx.get(f"{address}/metrics").text:
+                assert not any(one.done() for one in sent)
+            process.send_signal(signal.SIGTERM)
+            for one in sent:
+                assert one.result().status_code == 503 and one.result().headers["retry-after"] == "1"
+                check_error(one.result().content)
+        assert process.wait(20) == 0 and process.stderr is not None
+        assert [one for one in process.stderr.read().splitlines() if not one.startswith("try: ")] == [
+            "stopped"
+        ]
+
+
+def test_sigterm__no_connection_that_was_accepted_is_lost(pretrained: Path) -> None:
+    """One connection a request: each is answered or refused when it connects, none is cut."""
+    lost, ends = [], list[int]()
+
+    def client(port: int) -> None:
+        while True:
+            try:
+                connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+            except ConnectionRefusedError:
+                return
+            with connection:
+                try:
+                    connection.sendall(HEAD + f"Content-Length: {len(image)}\r\n\r\n".encode() + image)
+                    answer = connection.recv(99)
+                except OSError as error:
+                    answer = repr(error).encode()
+            ends.append(1)
+            if not answer.startswith((b"HTTP/1.1 200", b"HTTP/1.1 503")):
+                lost.append(answer)
+
+    image = png(300, 300)
+    with served("--from", pretrained, "--drain", 0.3) as (process, _, port), ThreadPoolExecutor(48) as pool:
+        clients = [pool.submit(client, port) for _ in range(48)]
+        while len(ends) < 100:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        for one in clients:
+            one.result()
+        assert lost == [] and process.wait(20) == 0
 
 
 @pytest.mark.slow

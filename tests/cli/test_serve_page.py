@@ -100,7 +100,27 @@ def test_page__takes_what_is_dropped_and_says_what_is_wrong(browser: Any, addres
     shown.check(png(30, 20))
     shown.page.evaluate(DROP, [*b"no image"])
     assert shown.wait("dropped.png cannot be read") == "dropped.png cannot be read: not an image"
-    assert not shown.page.is_visible("table")
+    assert not shown.page.is_visible("table") and not shown.page.is_visible("img")
+
+
+def test_page__long_names_the_same_file_again_and_a_stopped_server(
+    browser: Any, pretrained: Path, tmp_path: Path
+) -> None:
+    photo = tmp_path / f"{'x' * 200}.png"
+    photo.write_bytes(png(30, 20))
+    with served("--from", pretrained, "--drain", 0) as (process, address, _):
+        shown = Page(browser, address, 390)
+        for number in (1, 2):
+            shown.page.set_input_files("input", photo)
+            shown.page.wait_for_function("() => !document.querySelector('table').hidden")
+            assert sum(url.endswith("/predict") for url in shown.asked) == number
+            shown.page.evaluate("document.querySelector('table').hidden = true")
+        assert shown.page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert shown.page.is_visible("img") and shown.page.locator("th bdi").count() == 5
+        process.terminate()
+        process.wait(20)
+        shown.page.set_input_files("input", photo)
+        assert shown.wait("the server") == "the server does not answer"
 
 
 def test_page__is_worked_by_keyboard_and_camera(browser: Any, address: str) -> None:

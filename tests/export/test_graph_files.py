@@ -116,7 +116,9 @@ def test_out__a_program_of_another_network_is_no_part_of_the_export(
     exported(saved(), "onnx", **to)
     (tmp_path / "main.py").write_text((tmp_path / "main.py").read_text() + "# mine")
     before = (tmp_path / "main.onnx").read_bytes()
-    with pytest.raises(RecipeError, match=r"main\.py is the program of another network, or was edited; remove"):
+    with pytest.raises(
+        RecipeError, match=r"main\.py is the program of another network, or was edited; remove"
+    ):
         exported(saved(), "onnx", **to)
     assert (tmp_path / "main.onnx").read_bytes() == before
 

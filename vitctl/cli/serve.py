@@ -82,7 +82,8 @@ def serve(
         if host not in _LOCAL:
             note("warning: open to anyone who reaches it; put a proxy with TLS and passwords before it")
         note(f"serving on {address}: a page, /predict, /health, /metrics, /openapi.json")
-        note(f"try: curl -F image=@photo.jpg {address}/predict")
+        shown = address.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
+        note(f"try: curl -F image=@photo.jpg {shown}/predict")
         try:
             run_server(Application(batcher, top), __version__, listener, drain)
         except KeyboardInterrupt:

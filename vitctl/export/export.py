@@ -183,6 +183,8 @@ def export(
                 metrics["answers_changed"][to] = {"changed": resizing.changed, "total": resizing.total}
             if done.scores:
                 metrics["scores"][to] = done.scores
+            if options.precision not in one.row.precisions:
+                left.append(f"float32: {to} takes no {options.precision}")
             journal.write(
                 "export",
                 step=0,

@@ -11,11 +11,13 @@ import math
 import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
+from urllib.parse import unquote_to_bytes
 
 import h11
 import torch
@@ -31,7 +33,7 @@ from starlette.requests import ClientDisconnect
 from torch import Tensor
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from vitctl.data.images.decode import BadSample
+from vitctl.data.images.decode import BadSample, num_pixels
 from vitctl.data.images.transforms import open_for
 from vitctl.engine.runtime import num_workers
 from vitctl.errors import LaunchError, explained
@@ -43,9 +45,11 @@ from vitctl.system import limits
 from vitctl.system.text import escaped_json, one_line
 
 _LINGER_SECONDS = 1
+_ASK_SECONDS = 0.1  # between looks whether a client that stopped sending is still there
 GRACE_SECONDS = 30  # for requests in progress when a signal arrives
 _NAME_LETTERS = 255
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # buckets of the histogram
+_STOPPING = "this server is stopping"
 _CLOSED = 499  # nginx's code for a client that went away; nobody receives it
 Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 _Result = TypeVar("_Result")
@@ -93,6 +97,7 @@ class Batcher:
         self._passes, self._computing = passes, ThreadPoolExecutor(passes, "network")
         decoders = 1 if opened.network.resizes else max(1, decoders)
         self._decoding = ThreadPoolExecutor(decoders, "decoder")
+        self.turns = decoders + 2 * self._size * passes  # of one request: these keep the network busy
         self._room = asyncio.Semaphore(decoders if opened.network.resizes else limits.WAITING_IMAGES)
 
     async def logits(self, data: bytes) -> Tensor:
@@ -145,6 +150,14 @@ class Batcher:
 class _InMemory(MultiPartParser):
     spool_max_size = 0  # no temporary files: the limit on bodies bounds memory
 
+    def on_headers_finished(self) -> None:
+        head, _, coded = (self._current_part.content_disposition or b"").partition(b"filename*=")
+        if coded and b"filename=" not in head + coded:  # a name as RFC 5987 codes it; the parser drops it
+            value, semicolon, tail = coded.partition(b";")
+            name = unquote_to_bytes(value.rpartition(b"'")[2]).replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+            self._current_part.content_disposition = head + b'filename="%b"' % name + semicolon + tail
+        super().on_headers_finished()
+
 
 class Application:
     """The endpoints and their shared state; `top` is the default number of classes per image."""
@@ -152,6 +165,7 @@ class Application:
     def __init__(self, batcher: Batcher, top: int) -> None:
         self.batcher, self.opened, self.metrics = batcher, batcher.opened, batcher.metrics
         self._top, self._held, self._waiting = top, 0, 0
+        self._aside = ThreadPoolExecutor(1, "answers")  # so that connections do not wait for large ones
         self.stops_at, self.open_requests = math.inf, 0  # by the monotonic clock
         note = "The photograph is sent to this server, which does not keep it."
         self._page = photo_page({"address": "predict"}, note=note)
@@ -167,19 +181,38 @@ class Application:
         """
         if other := sorted(set(request.query_params) - {"top", "threshold"}):
             raise HTTPException(422, f"unknown option '{one_line(other[0])[:100]}'; see /openapi.json")
-        received, late = [0], time.monotonic() > self.stops_at
+        received, late, top = [0], time.monotonic() > self.stops_at, top or self._top
+        run = asyncio.get_running_loop().run_in_executor
         try:
             async with asyncio.timeout(limits.REQUEST_SECONDS):
                 images = await self._images(request, self._received(request, received))
             if late:  # with its body read, so that the client reads the answer
-                raise busy("this server is stopping")
+                raise busy(_STOPPING)
+            classes = len(images) * min(top, self.opened.network.num_classes)
+            if classes > limits.ANSWER_CLASSES:
+                raise HTTPException(
+                    422,
+                    f"{classes:,} classes in the answer, at most {limits.ANSWER_CLASSES:,}; "
+                    "send fewer images, or ask for fewer classes with ?top=5",
+                )
+            if len(images) * limits.PIXELS > limits.REQUEST_PIXELS:
+                pixels = await run(self._aside, lambda: sum(num_pixels(data) for _, data in images))
+                if pixels > limits.REQUEST_PIXELS:
+                    raise HTTPException(
+                        413,
+                        f"the images have {pixels:,} pixels together, at most {limits.REQUEST_PIXELS:,}; "
+                        "send fewer or smaller images",
+                    )
             waiting = self._waiting + len(images)
             if waiting > limits.WAITING_IMAGES:
                 raise busy(f"{self._waiting} images wait already, at most {limits.WAITING_IMAGES:,}")
             self._count(len(images))
             try:
-                wanted = (self._record(name, data, top or self._top, threshold) for name, data in images)
-                records = await unless_left(request, asyncio.gather(*wanted))
+                turns = asyncio.Semaphore(self.batcher.turns)  # images of other requests come between
+                wanted = (self._logits(data, turns) for _, data in images)
+                found = await unless_left(request, asyncio.gather(*wanted))
+                named = [(name, one) for (name, _), one in zip(images, found, strict=True)]
+                answered = await run(self._aside, self._answer, named, top, threshold)
             finally:
                 self._count(-len(images))
         except TimeoutError:
@@ -187,7 +220,15 @@ class Application:
         except ClientDisconnect:
             return Response(status_code=_CLOSED)
         finally:
-            self._hold(-received[0])
+            self.hold(-received[0])
+        if self._held + len(answered.body) > limits.REQUESTS:
+            raise busy(f"requests and answers hold more bytes than {limits.REQUESTS:,}")
+        return answered
+
+    def _answer(
+        self, found: Iterable[tuple[str, Tensor | BadSample]], top: int, threshold: float
+    ) -> Response:
+        records = [self._record(name, one, top, threshold) for name, one in found]
         text = ", ".join(record.json() for record in records)
         errors = sorted({record.error for record in records if record.error})
         if not all(record.error for record in records):
@@ -226,7 +267,7 @@ class Application:
         """Yield the body while it and all bodies in memory stay within their limits."""
         async for chunk in request.stream():
             count[0] += len(chunk)
-            self._hold(len(chunk))
+            self.hold(len(chunk))
             if count[0] > limits.REQUEST:
                 raise HTTPException(
                     413, f"the body has more bytes than {limits.REQUEST:,}; send fewer or smaller images"
@@ -235,16 +276,21 @@ class Application:
                 raise busy(f"requests hold more bytes than {limits.REQUESTS:,}")
             yield chunk
 
-    async def _record(self, name: str, data: bytes, top: int, threshold: float) -> Prediction:
-        try:
-            logits = await self.batcher.logits(data)
-        except BadSample as error:
-            self.metrics.images.labels(error.reason).inc()
-            return Prediction(name, [], error.reason)
-        self.metrics.images.labels("predicted").inc()
-        return Prediction(name, self.opened.rankings(logits[None], top, threshold)[0])
+    async def _logits(self, data: bytes, turns: asyncio.Semaphore) -> Tensor | BadSample:
+        async with turns:
+            try:
+                return await self.batcher.logits(data)
+            except BadSample as error:
+                return error
 
-    def _hold(self, num_bytes: int) -> None:
+    def _record(self, name: str, found: Tensor | BadSample, top: int, threshold: float) -> Prediction:
+        if isinstance(found, BadSample):
+            self.metrics.images.labels(found.reason).inc()
+            return Prediction(name, [], found.reason)
+        self.metrics.images.labels("predicted").inc()
+        return Prediction(name, self.opened.rankings(found[None], top, threshold)[0])
+
+    def hold(self, num_bytes: int) -> None:
         self._held += num_bytes
         self.metrics.held.set(self._held)
 
@@ -333,6 +379,14 @@ class _Counted:
                 code[0] = message["status"]
                 closes = [(b"connection", b"close")] * (self._own.stops_at < math.inf)
                 message = {**message, "headers": [*message["headers"], *_SAFE, *closes]}
+            elif size := len(message.get("body", b"")):
+                self._own.hold(size)
+                try:  # the message after this one waits until the client has read
+                    await send({**message, "more_body": True})
+                    await send({**message, "body": b""})
+                finally:
+                    self._own.hold(-size)
+                return
             await send(message)
 
         self._own.open_requests += 1
@@ -416,7 +470,7 @@ class _Connection(H11Protocol):
     """A connection whose errors are JSON. It closes if its client is too slow to send or to read."""
 
     _seen: Any = None
-    _refused = False
+    _refused = _half_closed = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -425,33 +479,79 @@ class _Connection(H11Protocol):
         else:
             self._watch()
 
+    @property
+    def waits(self) -> bool:
+        """Return whether an answer is due, or the first request may be on its way."""
+        return not (self._refused or (self.cycle is not None and self.cycle.response_complete))
+
     def _watch(self) -> None:
         done = self.cycle is None or self.cycle.response_complete
         if self.cycle is not None and self.cycle is self._seen and (done or self.flow.write_paused):
-            self.transport.abort()
+            self._abort()
         elif self.cycle is None and self._seen is self:
             self._refuse(408, f"no request within {limits.REQUEST_SECONDS:,} s")
-        elif not self.transport.is_closing():
+        elif self in self.connections:
             self._seen = self.cycle or self
             self.loop.call_later(limits.REQUEST_SECONDS, self._watch)
+
+    def _abort(self) -> None:
+        if self in self.connections:  # a lost one has no transport any more
+            self.transport.abort()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers or ()}:
+            # A proxy before this server may have taken the other for the end of the request.
+            self._refuse(400, "Content-Length and Transfer-Encoding together; send one of them")
+
+    def eof_received(self) -> bool:  # type: ignore[override] # asyncio takes it
+        """Answer the complete request of a client that only stopped sending.
+
+        One that went away looks the same until something is sent to it: an interim response, which every
+        client of HTTP/1.1 has to expect.
+        """
+        cycle = self.cycle
+        if self._refused or cycle is None or cycle.more_body or cycle.response_complete:
+            return False
+        if self._half_closed:
+            return True
+        if self.conn.our_state is h11.SEND_RESPONSE and cycle.scope["http_version"] != "1.0":
+            interim = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            self.transport.write(self.conn.send(interim) or b"")
+        self._half_closed = True
+        self._ask()
+        return True
+
+    def _ask(self) -> None:
+        if self in self.connections:
+            if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self._abort()
+            self.loop.call_later(_ASK_SECONDS, self._ask)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._half_closed and (self.cycle.response_complete or self.cycle.more_body):
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)
 
-    def _refuse(self, code: int, text: str) -> None:
+    def _refuse(self, code: int, text: str, **more: str) -> None:
         """Send an error unless a response has begun, and close the connection.
 
         What the client still sends is read and dropped for a moment: a connection that is closed with unread
         data is reset, and the client might not see the answer.
         """
-        if self._refused or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.abort()
+        if self._refused:
+            return
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self._abort()
             return
         body = bytes(refusal(code, text).body)
         if self.cycle is not None:  # so that the handler does not answer, too
             self.cycle.disconnected, self.cycle.waiting_for_100_continue = True, False
             self.cycle.message_event.set()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), *more.items()]
         head = h11.Response(status_code=code, headers=[*headers, ("connection", "close")], reason=b"refused")
         events = (head, h11.Data(data=body), h11.EndOfMessage())
         self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
@@ -462,16 +562,17 @@ class _Connection(H11Protocol):
             super().data_received(data)
 
     def shutdown(self) -> None:
-        """Close when the answer is sent. An idle client that sends at this moment is not reset."""
+        """Say that no answer comes any more. An idle client that sends at this moment is not reset."""
         if self.cycle is not None and not self.cycle.response_complete:
-            super().shutdown()
+            self._refuse(503, f"busy: {_STOPPING}; try again", **{"retry-after": "1"})
         elif not self._refused:
             self._end()
 
     def _end(self) -> None:
         self._refused = True
-        self.transport.write_eof()
-        self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+        with suppress(OSError):  # the client has left
+            self.transport.write_eof()
+        self.loop.call_later(_LINGER_SECONDS, self._abort)
 
 
 class _Server(uvicorn.Server):
@@ -486,11 +587,27 @@ class _Server(uvicorn.Server):
         self._own.stops_at = min(self._own.stops_at, time.monotonic() + wait)
         super().handle_exit(sig, frame)
 
+    def _connection(self) -> _Connection:
+        return _Connection(self.config, self.server_state, self.lifespan.state)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        own = self._own
+        own, connections = self._own, cast(set[_Connection], self.server_state.connections)
         while not self.force_exit and time.monotonic() < own.stops_at + GRACE_SECONDS * (
             own.open_requests > 0
         ):
+            await asyncio.sleep(0.05)
+        until = time.monotonic() + _LINGER_SECONDS
+        connected = list[socket.socket]()
+        for listener in sockets or []:  # closing it resets those who have connected: accept them all first
+            with suppress(OSError):  # no other waits
+                while True:
+                    connected.append(listener.accept()[0])
+        for server in self.servers:
+            server.close()
+        for one in connected:
+            await asyncio.get_running_loop().connect_accepted_socket(self._connection, one)
+        await asyncio.sleep(0.05)
+        while any(client.waits for client in connections) and time.monotonic() < until:
             await asyncio.sleep(0.05)
         await super().shutdown(sockets)
 
@@ -518,7 +635,8 @@ def run_server(own: Application, version: str, listener: socket.socket, drain: f
     """Answer requests until SIGTERM or Ctrl-C, then finish those in progress for at most GRACE_SECONDS.
 
     From SIGTERM on /health answers 503, and every answer closes its connection. New requests are answered for
-    `drain` seconds more, then refused with 503 until no other is left. The listener closes last.
+    `drain` seconds more, then refused with 503 until no other is left. Then the listener closes. Requests
+    that take longer get 503, too.
     """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns about client input
     config = uvicorn.Config(

@@ -180,6 +180,24 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
     return Picture(jpeg, orientation, truncated)
 
 
+def num_pixels(data: bytes) -> int:
+    """Return how many pixels decoding an image would cost, by its header; 0 if it would be refused first."""
+    with suppress(BadSample), _pillow_problems():
+        if is_heic(data):
+            import pillow_heif
+
+            width, height = pillow_heif.open_heif(io.BytesIO(data)).size
+        elif (extension := image_extension(data)) == "jpg" and (jpeg := read_header(data)):
+            width, height = jpeg.width, jpeg.height
+        elif extension:
+            with Image.open(io.BytesIO(data), formats=(_PLUGINS[extension],)) as image:
+                width, height = image.size
+        else:
+            return 0
+        return width * height if width * height <= limits.PIXELS else 0
+    return 0
+
+
 def from_pillow(image: Image.Image, *, exif_orientation: bool = True) -> Picture:
     """Convert an image opened with Pillow to the pixels and orientation that `decode` returns."""
     with _pillow_problems():
