@@ -97,7 +97,7 @@ class Batcher:
         self._passes, self._computing = passes, ThreadPoolExecutor(passes, "network")
         decoders = 1 if opened.network.resizes else max(1, decoders)
         self._decoding = ThreadPoolExecutor(decoders, "decoder")
-        self.turns = decoders + 2 * self._size * passes  # of one request: these keep the network busy
+        self.turns = max(decoders, 2 * self._size * passes)  # of one request: these keep the network busy
         self._room = asyncio.Semaphore(decoders if opened.network.resizes else limits.WAITING_IMAGES)
 
     async def logits(self, data: bytes) -> Tensor:

@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from tests.data.conftest import encoded
 from tests.data.images.tiff_files import tiff
 from tests.matrix import each
-from vitctl.data.images.decode import BadSample, decode, open_picture
+from vitctl.data.images.decode import BadSample, decode, num_pixels, open_picture
 from vitctl.data.images.jpeg import read_header
 from vitctl.data.inspect.duplicates import perceptual_hash
 
@@ -25,6 +25,14 @@ def test_decode__lossless_formats_give_the_pixels(kind: str) -> None:
     assert found.dtype == np.uint8
     assert found.flags.writeable
     np.testing.assert_array_equal(found, pixels)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "GIF", "WEBP", "JPEG", "PPM"])
+def test_num_pixels__are_those_that_are_decoded(kind: str) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (31, 17), "red").save(file, kind)
+    assert num_pixels(file.getvalue()) == decode(file.getvalue())[..., 0].size == 31 * 17
+    assert num_pixels(file.getvalue()[:9]) == 0
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "1", "P"])
