@@ -195,7 +195,8 @@ class Application:
                     f"{classes:,} classes in the answer, at most {limits.ANSWER_CLASSES:,}; "
                     "send fewer images, or ask for fewer classes with ?top=5",
                 )
-            if len(images) * limits.PIXELS > limits.REQUEST_PIXELS:
+            may_be_many = len(images) * limits.PIXELS > limits.REQUEST_PIXELS  # else no header is read
+            if may_be_many:
                 pixels = await run(self._aside, lambda: sum(num_pixels(data) for _, data in images))
                 if pixels > limits.REQUEST_PIXELS:
                     raise HTTPException(
