@@ -13,7 +13,8 @@ also fails without the fault. gone: a fault drawn from another version, and its 
 
 planted_faults.json holds the 150 faults drawn with seed 0 from the commit dc696db, before the package was
 made smaller, and what was answered there and after it, as far as it was run.
-results/planted_faults.json holds 18 of a later draw, with the answers of two commits.
+results/planted_faults.json holds 18 of a later draw, with the answers of two commits, and 52 of a third
+(seed 8), with that of one: 44 found, 7 missed, 1 slow.
 """
 
 import argparse
