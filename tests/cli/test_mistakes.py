@@ -95,7 +95,7 @@ MISTAKES = [
     Mistake(f"{ON} lost.csv", "lost.csv", "1 of 7 files are missing", "PHOTOS/cat/99.jpg"),
     Mistake(f"{ON} cut.zip", "cut.zip", "cannot be unpacked", ""),
     Mistake(f"{ON} differ", "differ", "with the classes", "--drop-class owl"),
-    Mistake(f"{ON} http://127.0.0.1:1/x.tar", "http://127.0.0.1:1/x.tar", "could not be", "give --steps"),
+    Mistake(f"{ON} http://127.0.0.1:1/x.tar", "http://127.0.0.1:1/x.tar", "could not be", "leave --data out"),
     Mistake("finetune --from run --data hurt", "hurt", "1 image cannot be used", "--bad skip"),
     Mistake("evaluate --from run --data PHOTOS", "model.safetensors", "6 classes", "fine-tune on this data"),
     # Weights

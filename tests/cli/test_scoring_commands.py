@@ -104,7 +104,7 @@ def test_evaluate__prints_a_line_for_its_labels_and_writes_the_counts(
     assert sum(line.startswith("accuracy ") or ": accuracy " in line for line in lines) == 1
     names = [line.partition("  ")[0] for line in lines]
     assert "mean per class" in names and "macro recall" not in names  # the same number
-    assert lines[-1] == "next: vitctl report score"
+    assert lines[-1] == "next: vitctl report score -o score.html"
     assert "per_class: score/per_class.csv" in said.out
     assert "confusion: score/confusion.csv" in said.out
 
