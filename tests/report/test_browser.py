@@ -93,8 +93,10 @@ def test_page__draws_asks_nothing_and_can_be_read(
         "[...document.querySelectorAll('figure svg .line, figure svg .dot')].map((one) => "
         "one.getBBox().width)"
     )
-    assert len(marks) > 10
-    assert max(marks) > 100 or name == "vtab"
+    if name == "vtab":  # tables alone
+        assert marks == []
+    else:
+        assert len(marks) > 10 and max(marks) > 100
     images = shown.run("[...document.images].map((one) => one.complete && one.naturalWidth > 0)")
     assert all(images)
     assert bool(images) == (name == "run")
@@ -203,7 +205,7 @@ def test_page__is_complete_without_its_script(browser: Any, pages: dict[str, Pat
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(pages["run"].as_uri())
-    assert page.locator("figure svg path.line").count() > 3
+    assert page.locator("figure svg path.line").count() > 1
     context.close()
 
 
